@@ -91,6 +91,8 @@ class Modernizer:
             "pd-profile-handler": self._pd_handler,
             "prefix-cache-scorer": self._prefix_scorer,
             "precise-prefix-cache-scorer": self._precise_scorer,
+            "endpoint-attribute-scorer": self._attribute,
+            "endpoint-attribute-filter": self._attribute,
         }
 
     def of(self, spec: PluginSpec, path: FieldPath) -> Iterator[Entry]:
@@ -156,6 +158,17 @@ class Modernizer:
             yield PluginSpec(type=_PRODUCER, parameters=_of_producer(old))
         rest = {name: value for name, value in spec.parameters.items() if name not in old}
         yield msgspec.structs.replace(spec, parameters=rest)
+
+    def _attribute(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
+        """Its key was once NAME/PRODUCER."""
+        field = "attributeKey" if spec.type == "endpoint-attribute-scorer" else "attribute"
+        key = spec.parameters.get(field)
+        name, slash, producer = key.rpartition("/") if isinstance(key, str) else ("", "", "")
+        if not slash or "producer" in spec.parameters or producer not in self._names:
+            yield spec
+            return
+        self._problems.warn((*path, "parameters", field), f"is deprecated; write {name}, and producer: {producer}")
+        yield msgspec.structs.replace(spec, parameters={**spec.parameters, field: name, "producer": producer})
 
     def _precise_scorer(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
         if spec.parameters:

@@ -19,7 +19,7 @@ from pointsman.errors import did_you_mean
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import EndpointDiscovery
-from pointsman.routing.producers import InflightLoadProducer
+from pointsman.routing.producers import BurstPrefixCacheProducer, InflightLoadProducer
 from pointsman.routing.queue import (
     REQUEST_TTL_S,
     BandSettings,
@@ -268,7 +268,11 @@ class Profiles:
                 self._plugins.inject(name, "extractor" if name.endswith("-extractor") else "producer", self._path)
         producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
         # The load of a request is counted net of its cached prefix, so prefixes are looked up first.
-        return sorted(producers, key=lambda one: isinstance(one, InflightLoadProducer))
+        return sorted(producers, key=lambda one: isinstance(one, BurstPrefixCacheProducer) + 2 * _counts_load(one))
+
+
+def _counts_load(producer: Producer[Endpoint]) -> bool:
+    return isinstance(producer, InflightLoadProducer)
 
 
 def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:

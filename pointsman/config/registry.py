@@ -104,7 +104,7 @@ REPLACED: dict[str, str] = {
 """Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
 
 MISSING: dict[str, str] = {
-    "burst-prefix-cache-producer": "approx-prefix-cache-producer follows prompts once they are sent",
+    "thunder-agent": "program-aware-fairness shares between sessions, and session-affinity-scorer keeps their instance",
     "disaggregatedset-rollout-screener": "it needs DisaggregatedSets, which only Kubernetes has",
     "k8s-notification-source": "it needs the API server that only Kubernetes has",
 }

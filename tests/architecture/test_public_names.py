@@ -34,7 +34,9 @@ PUBLIC = {
         "AlwaysDisaggMultimodalDecider", "AlwaysDisaggPdDecider", "DisaggProfileHandler", "HeaderProfileHandler",
         "PrefixBasedPdDecider",
     },
-    "pointsman.routing.producers": {"ApproxPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer"},
+    "pointsman.routing.producers": {
+        "ApproxPrefixCacheProducer", "BurstPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer",
+    },
     "pointsman.strategies": {
         "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PriorityPolicy", "Rule", "SchedulingPolicy",
         "SLOAwarePolicy", "Strategy", "rule",

@@ -138,3 +138,26 @@ def test_renamed_types_keep_the_name_that_references_use(old: str) -> None:
 def test_retired_gates() -> None:
     found = messages(load_picker("featureGates: [prepareDataPlugins]\n"))
     assert found == {"featureGates[0]": "has no effect: what it gates is always on"}
+
+
+def test_the_producer_of_an_attribute_was_once_part_of_its_key() -> None:
+    algorithm = "algorithm: {type: range, range: {min: 0, max: 1}}"
+    document = f"""\
+plugins:
+- type: endpoint-attribute-filter
+  parameters: {{attribute: heat/sensor, {algorithm}}}
+- {{type: dcgm-extractor, name: sensor}}
+"""
+    plan = load_picker(document)
+    read = plan.plugins["endpoint-attribute-filter"].attribute
+    assert (read.key, read.producer) == ("heat", "sensor")
+    written = "plugins[0].parameters.attribute"
+    assert messages(plan)[written] == "is deprecated; write heat, and producer: sensor"
+    with pytest.raises(ConfigError, match='producer is missing; attribute "heat/nowhere"'):
+        load_picker(document.replace("heat/sensor", "heat/nowhere"))
+
+
+def test_the_size_of_a_cache_of_embeddings() -> None:
+    plan = load_picker("plugins:\n- {type: mm-embeddings-cache-producer, parameters: {cacheSizeInMB: 8}}\n")
+    assert plan.plugins["mm-embeddings-cache-producer"]._capacity == 4
+    assert "cacheSizeInMBPerServer" in messages(plan)["plugins[0].parameters.cacheSizeInMB"]

@@ -19,6 +19,10 @@ PUBLISHED_TYPES = [
     "static-usage-limit-policy", "priority-holdback-policy", "soft-reflective-ceiling-policy",
     "round-robin-fairness-policy", "global-strict-fairness-policy", "fcfs-ordering-policy", "edf-ordering-policy",
     "slo-deadline-ordering-policy", "probabilistic-admitter", "latency-slo-admitter",
+    "topology-extractor", "topology-affinity-filter", "topology-affinity-scorer", "endpoint-attribute-filter",
+    "core-metrics-extractor", "program-aware-fairness", "agent-identity", "burst-prefix-cache-producer",
+    "mm-embeddings-cache-producer", "mm-embeddings-cache-scorer", "file-discovery",
+    "priority-then-time-eviction-order-policy", "sheddable-eviction-filter",
 ]  # fmt: skip
 
 
@@ -80,6 +84,23 @@ PUBLISHED_PARAMETERS = {
     "static-usage-limit-policy": {"threshold"},
     "priority-holdback-policy": {"minCeiling", "maxCeiling", "shape", "domain"},
     "probabilistic-admitter": {"queueDepthThreshold", "kvCacheUtilThreshold", "power", "k"},
+    "topology-extractor": {"hostname", "rack", "zone", "region"},
+    "topology-affinity-filter": {"minAffinity", "topologyProducerName", "peerTopologyHeader"},
+    "topology-affinity-scorer": {"topologyProducerName"},
+    "endpoint-attribute-filter": {"attribute", "producer", "onMissing", "fallbackOnEmpty", "algorithm"},
+    "core-metrics-extractor": {"engineLabelKey", "defaultEngine", "engineConfigs"},
+    "program-aware-fairness": {
+        "strategy", "lasWeightService", "lasWeightHeadWait", "lasDecayFactor", "lasHalfLifeSeconds",
+        "evictionTtlSeconds", "evictionSweepSeconds",
+    },
+    "agent-identity": {"additionalSessionHeaders"},
+    "burst-prefix-cache-producer": {
+        "windowDurationMs", "maxPerReplica", "blockSizeTokens", "maxPrefixTokensToMatch", "minColocateBlocks",
+        "maxBatchSize",
+    },
+    "mm-embeddings-cache-producer": {"cacheSizeInMBPerServer", "encodeProfile"},
+    "mm-embeddings-cache-scorer": {"producerName"},
+    "file-discovery": {"path", "watchFile"},
 }  # fmt: skip
 
 

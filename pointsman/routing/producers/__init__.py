@@ -3,8 +3,14 @@
 The one rule: a producer never decides; if it raises, the cycle continues without its facts.
 """
 
+from pointsman.routing.producers.burst import BurstPrefixCacheProducer
 from pointsman.routing.producers.inflight import InflightLoadProducer
 from pointsman.routing.producers.media import MmEmbeddingsCacheProducer
 from pointsman.routing.producers.prefix import ApproxPrefixCacheProducer
 
-__all__ = ["ApproxPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer"]
+__all__ = [
+    "ApproxPrefixCacheProducer",
+    "BurstPrefixCacheProducer",
+    "InflightLoadProducer",
+    "MmEmbeddingsCacheProducer",
+]
