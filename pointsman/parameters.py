@@ -103,6 +103,23 @@ def yaml_name(field: msgspec.structs.FieldInfo) -> str:
     return spelled or camel_case(field.name.removesuffix("_s"))
 
 
+def is_duration(annotation: Any) -> bool:
+    """Whether a field of this type is a time, in seconds."""
+    return any(isinstance(mark, DurationText) for mark in unmarked(annotation)[1]) or any(
+        is_duration(member) for member in get_args(annotation) if member is not annotation
+    )
+
+
+_SECRET = re.compile(
+    r"(sha256|secret|password|passwd|credentials?|(api|admin|access|private)[-_]?keys?|token)$", re.IGNORECASE
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a setting of this name may be a secret, which is never shown."""
+    return _SECRET.search(name) is not None
+
+
 def camel_case(name: str) -> str:
     """queue_threshold -> queueThreshold"""
     first, *rest = name.split("_")

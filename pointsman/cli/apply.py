@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from pointsman.cli.manifest import add_file, as_json, read_manifest, show_changes
+from pointsman.cli.manifest import add_file, add_yes, as_json, confirmed, read_manifest, show_changes
 from pointsman.cli.options import add_command, add_connection, time_span
 
 EXAMPLE = """\
@@ -13,6 +13,7 @@ examples:
   pointsman apply examples/smollm2.yaml
   pointsman apply examples/smollm2.yaml --timeout 10m
   pointsman apply examples/smollm2.yaml --no-wait --json
+  pointsman apply smaller.yaml --yes
 """
 
 
@@ -22,10 +23,12 @@ def add(commands: Any) -> None:
         "apply",
         summary="put a manifest in force on a running plane",
         description="Change only what differs, without dropping a request, and wait until every instance is ready. "
-        "Applying the same manifest twice changes nothing.",
+        "Applying the same manifest twice changes nothing. A destructive change, which pointsman plan marks with `!`, "
+        "is confirmed on the terminal, or with --yes.",
         example=EXAMPLE,
     )
     add_file(parser)
+    add_yes(parser)
     waiting = parser.add_mutually_exclusive_group()
     waiting.add_argument("--wait", action="store_true", default=True, help="wait until everything is ready (default)")
     waiting.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     manifest, plan = read_manifest(args.file)
     client = client_of(args)
-    answer = client.post("apply", body=manifest)
+    answer = confirmed(lambda said: client.post("apply", body=manifest | {"confirmation": said}), args)
     if not args.json:
         show_changes(answer, "nothing has changed", plan.warnings)
     result: dict[str, Any] = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}

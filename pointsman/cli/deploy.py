@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pointsman.cli.manifest import add_file, as_json, read_manifest
+from pointsman.cli.manifest import add_file, add_yes, as_json, confirmed, read_manifest
 from pointsman.cli.options import add_command, add_connection, time_span
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
         example=EXAMPLE,
     )
     add_file(parser, "an application, as build writes it")
+    add_yes(parser)
     add_waiting(parser)
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise PointsmanError(f"{args.file} is a manifest, not an application; use: {command('apply', str(args.file))}")
     try:
         client = client_of(args)
-        answer = client.post("applications", body=document)
+        answer = confirmed(lambda said: client.post("applications", body=document | {"confirmation": said}), args)
     except NoPlane as error:
         if args.url:
             raise

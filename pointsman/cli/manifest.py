@@ -1,12 +1,24 @@
-"""Manifests as arguments of commands: read once, and checked before a plane is asked to run them."""
+"""Manifests as arguments of commands: read once, checked before a plane is asked to run them, and confirmed where that
+is destructive."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pointsman.errors import PointsmanError
+
 if TYPE_CHECKING:
     from pointsman.config import ConfigWarning, PointsmanPlan
+
+
+class NotAgreed(PointsmanError):
+    """A destructive change that the operator did not confirm."""
+
+    def __init__(self, message: str, asked: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.error = asked | {"message": message}
 
 
 def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an application") -> None:
@@ -20,6 +32,54 @@ def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
 
     text, folder = text_of(file), str(file.absolute().parent)
     return {"text": text, "folder": folder, "file": str(file)}, load_manifest(text, folder, str(file))
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="do not ask before a destructive change: one that removes authentication, all deployments or "
+        "applications, or more than half of the instances that run",
+    )
+
+
+MAX_CONFIRMATIONS = 5
+"""How often a change is confirmed that turns out to be another one each time, because what runs has changed."""
+
+
+def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:
+    """What the plane answers to a change. If that is destructive, ask on the terminal, or demand --yes.
+
+    `send`: with the confirmation of exactly what was shown. The plane refuses it if something else has changed since.
+    """
+    from pointsman.cli.client import PlaneRefused
+
+    confirmation = ""
+    for _ in range(MAX_CONFIRMATIONS):
+        try:
+            return send(confirmation)
+        except PlaneRefused as error:
+            asked = error.error
+            if asked.get("code") != "confirmation_needed":
+                raise
+            dangers = "; ".join(asked["destructive"])
+            if not args.yes and not _agreed(asked, args):
+                raise NotAgreed(
+                    f"nothing was changed: {dangers}. If that is wanted, run the same command with --yes", asked
+                ) from None
+            confirmation = asked["confirmation"]
+    raise PointsmanError("nothing was changed, because what runs changes all the time; try again")
+
+
+def _agreed(asked: dict[str, Any], args: argparse.Namespace) -> bool:
+    """Whether the operator agrees; False if there is no terminal to ask on."""
+    if args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    print(asked["text"])
+    try:
+        return input("\nType yes to do this: ").strip() == "yes"
+    except EOFError:
+        return False
 
 
 def show_changes(answer: dict[str, Any], none: str, warnings: "Sequence[ConfigWarning]") -> None:

@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
         commands,
         "plan",
         summary="what applying a manifest would change, and why",
-        description="Compare a manifest with what runs, and change nothing. If no plane runs, say what `pointsman up` "
-        "would start.",
+        description="Compare a manifest with what runs, and change nothing. Lines of destructive changes, which apply "
+        "asks to confirm, begin with `!`. If no plane runs, say what `pointsman up` would start.",
         example=EXAMPLE,
     )
     add_file(parser)
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
             listens = f"this would start one that listens on {plan.gateway.listen}"
             print(f"{error.found}; {listens}: {command('up', str(args.file))}")
     if args.json:
-        result = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}
+        result = {"changes": answer["changes"], "destructive": answer.get("destructive", [])}
+        result |= {"warnings": as_json(plan.warnings)}
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
         show_changes(answer, "nothing would change", plan.warnings)
@@ -58,7 +59,8 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
     """What would be done where nothing runs yet, as the admin API says it."""
     import msgspec
 
-    from pointsman.config.revision import EndpointsFiles, changes_between
+    from pointsman.config.changes import Outlook, changes_between
+    from pointsman.config.revision import EndpointsFiles
     from pointsman.control import Controller
     from pointsman.control.events import WorkerSeen
     from pointsman.runtimes.choosing import workers_of
@@ -70,5 +72,5 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
                 controller.handle(WorkerSeen(worker), 0.0)
     files = EndpointsFiles()
     files.configure(plan)
-    changes = changes_between(None, plan, controller.preview(files.desired()))
+    changes = changes_between(None, plan, Outlook(controller.preview(files.desired())))
     return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}

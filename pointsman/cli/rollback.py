@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from pointsman.cli.deploy import add_waiting, follow
+from pointsman.cli.manifest import add_yes, confirmed
 from pointsman.cli.options import add_command, add_connection
 
 EXAMPLE = """\
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
         example=EXAMPLE,
     )
     parser.add_argument("application", metavar="APP")
+    add_yes(parser)
     add_waiting(parser)
     add_connection(parser)
     parser.set_defaults(run=run)
@@ -32,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.cli.client import client_of
 
     client = client_of(args)
-    answer = client.post("applications", args.application, "rollback")
+    path = ("applications", args.application, "rollback")
+    answer = confirmed(lambda said: client.post(*path, body={"confirmation": said}), args)
     return follow(client, args.application, answer, args)

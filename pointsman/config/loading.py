@@ -38,6 +38,10 @@ from pointsman.strategies import SchedulingPolicy
 
 GATEWAY: FieldPath = ("gateway",)
 THIS_MACHINE = "localhost"
+EMPTY = (
+    "the manifest is empty; list what should run under deployments or applications (see examples/), or stop everything "
+    "that runs with: pointsman down"
+)
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
@@ -75,7 +79,7 @@ def load_manifest(
     was applied before, and problems that are not essential are tolerated."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
-    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force)
+    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force, empty=EMPTY)
     plan = _plan(document, problems, folder)
     problems.raise_if_any()
     return plan

@@ -3,7 +3,7 @@
 A revision never changes: each operation returns the next one, which is checked as a whole before it takes effect.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,181 +13,8 @@ from pointsman.config import load_application, load_manifest
 from pointsman.config.application import missing_models
 from pointsman.config.deployments import load_endpoints
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PointsmanPlan
-from pointsman.config.schema import GatewaySpec
-from pointsman.control import ReconcileStep
 from pointsman.control.desired import Desired, DesiredEndpoint
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
-from pointsman.parameters import duration_text, yaml_name
-from pointsman.render.text import text_table
-from pointsman.scaling.limits import ScalingLimits, ScalingPlan
-
-# Changes between two revisions
-
-AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
-"""Settings of the gateway that take effect after a restart."""
-OF_APPLICATION = frozenset({"interval", "timeLimit"})
-"""Scaling settings of an application itself; the others are reported for its nodes."""
-SECRET = frozenset({"adminKeySha256", "keys", "tls"})
-"""Settings whose values are not shown."""
-
-
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    what: str
-    """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, scaling, price,
-    endpoints, configure, calls, workers, gateway."""
-    subject: str
-    """The instance, the deployment, or the setting."""
-    why: str
-    where: str = ""
-    """Of an instance that is started: the place that it would get, or why there is none."""
-    place: dict[str, Any] | None = None
-    """The same as code, facts and text."""
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """Everything that changes; false: nothing."""
-
-    steps: tuple[Change, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.steps)
-
-    def __str__(self) -> str:
-        if not self.steps:
-            return "no changes"
-        heads, rows = ["what", "subject", "why"], [[step.what, step.subject, step.why] for step in self.steps]
-        if any(step.where for step in self.steps):
-            heads, rows = [*heads, "where"], [[*row, step.where] for row, step in zip(rows, self.steps, strict=True)]
-        return text_table(heads, rows)
-
-
-def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, steps: Iterable[ReconcileStep]) -> Changes:
-    """What differs between two plans, and the steps that follow from it for instances."""
-    old = PointsmanPlan() if before is None else before
-    found = [*_of_applications(old, after), *_of_deployments(old, after)]
-    for step in steps:
-        where = ("", None) if step.where is None else (str(step.where), step.where.as_dict())
-        found.append(Change(step.what.value, step.subject, str(step.why), *where))
-    if before is not None:
-        if before.workers != after.workers:
-            found.append(Change("workers", "workers", _arrow(before.workers, after.workers)))
-        found += _of_gateway(before.gateway, after.gateway)
-    return Changes(tuple(found))
-
-
-def _of_applications(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
-    known = {plan.name: plan for plan in before.applications}
-    wanted = {plan.name: plan for plan in after.applications}
-    for name in known:
-        if name not in wanted:
-            yield Change("close", name, f"the application was removed, and /{name} with it")
-    for name, plan in wanted.items():
-        if name not in known:
-            yield Change("open", name, f"new: the application takes requests at /{name}")
-            continue
-        if known[name].flow != plan.flow:
-            yield Change("calls", name, "the calls of the application have changed")
-        scaling = _of_scaling(known[name].scaling, plan.scaling, "a policy for each node", OF_APPLICATION)
-        if scaling:
-            yield Change("scaling", name, scaling)
-        old, new = known[name].user_configs, plan.user_configs
-        for deployment in [one.name for one in plan.deployments]:
-            there = any(one.name == deployment for one in known[name].deployments)
-            if there and old.get(deployment) != new.get(deployment):
-                yield Change("configure", deployment, "its user config has changed; no restart is needed")
-
-
-def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
-    known = {plan.name: plan for plan in before.deployments}
-    wanted = {plan.name: plan for plan in after.deployments}
-    for name, plan in known.items():
-        if name not in wanted:
-            gone = f'it was removed from the manifest, and "{plan.model}" with it'
-            yield Change("close", name, "it is no longer a node of its application" if plan.internal else gone)
-    for name, plan in wanted.items():
-        if name in known:
-            yield from _of_deployment(known[name], plan)
-        else:
-            new = "calls of its application" if plan.internal else f'requests for "{plan.model}"'
-            yield Change("open", name, f"new: it takes {new}; {plan.decided_by} decides where they go")
-
-
-def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Change]:
-    if before.scheduling_recipe != after.scheduling_recipe:
-        old, new = before.decided_by, after.decided_by
-        yield Change("policy", after.name, f"{old} -> {new}" if old != new else f"the settings of {new} have changed")
-    scaling = _of_scaling(before.scaling, after.scaling)
-    if scaling:
-        yield Change("scaling", after.name, scaling)
-    if before.price != after.price:
-        yield Change("price", after.name, _arrow(before.price, after.price))
-    if before.endpoints_file != after.endpoints_file:
-        yield Change("endpoints", after.name, _arrow(before.endpoints_file, after.endpoints_file))
-
-
-def _of_scaling(
-    before: ScalingPlan | None,
-    after: ScalingPlan | None,
-    default: str = "a fixed number",
-    settings: Container[str] | None = None,
-) -> str:
-    """The differences in words. `default`: stands for no plan. `settings`: report only these."""
-    parts = [_of_policy(before, after, default)]
-    if before is not None and after is not None:
-        old, new = _settings_of(before), _settings_of(after)
-        differ = [name for name in old if old[name] != new[name] and (settings is None or name in settings)]
-        parts += [f"{name} {_arrow(old[name], new[name])}" for name in differ]
-    return ", ".join(filter(None, parts))
-
-
-def _of_policy(before: ScalingPlan | None, after: ScalingPlan | None, default: str) -> str:
-    """The change of the policy or of its settings; empty if there is none."""
-    old, new = (default if one is None else one.policy_name or "its application's policy" for one in (before, after))
-    if old != new:
-        return _arrow(old, new)
-    same = before is None or after is None or (before.recipe, before.metrics) == (after.recipe, after.metrics)
-    return "" if same else f"the settings of {new} have changed"
-
-
-def _settings_of(plan: ScalingPlan) -> dict[str, object]:
-    """Names and values as in a manifest."""
-    limits = {yaml_name(field): getattr(plan.limits, field.name) for field in msgspec.structs.fields(ScalingLimits)}
-    durations = {yaml_name(field) for field in msgspec.structs.fields(ScalingLimits) if field.name.endswith("_s")}
-    return {
-        name: duration_text(value)
-        if name in durations and value is not None
-        else f"{value:.15g}"
-        if isinstance(value, float)
-        else value
-        for name, value in {**limits, "costPerReplicaHour": plan.cost_per_replica_hour}.items()
-    }
-
-
-def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
-    old, new = _settings(before), _settings(after)
-    for name in old:
-        if old[name] != new[name]:
-            change = "changed" if name in SECRET else _arrow(old[name], new[name])
-            late = "; takes effect after a restart" if name in AFTER_A_RESTART else ""
-            yield Change("gateway", f"gateway.{name}", change + late)
-
-
-def _settings(spec: GatewaySpec) -> dict[str, Any]:
-    """By their names in YAML; those of subsections with a dot."""
-    settings = msgspec.to_builtins(spec)
-    for part in ("limits", "upstream"):
-        settings |= {f"{part}.{name}": value for name, value in settings.pop(part).items()}
-    return dict(settings)
-
-
-def _arrow(before: object, after: object) -> str:
-    return f"{_shown(before)} -> {_shown(after)}"
-
-
-def _shown(value: object) -> str:
-    if value is None or value in ((), []):
-        return "none"
-    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode().strip('"')
 
 
 class ManifestText(msgspec.Struct, frozen=True):
@@ -225,6 +52,13 @@ class Revision(msgspec.Struct, frozen=True):
     """Applications beside the manifest, by name."""
     broken: Mapping[str, str] = {}
     """Stored applications that no longer load, and why."""
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        """Plain data that is the same if, and only if, the revision is."""
+        own = [[one.name, one.text, one.folder] for one in self.base.applications]
+        documents = [self.manifest, *(one.document for one in self.deployed.values())]
+        return [own, *([one.text, one.folder] for one in documents if one is not None)]
 
     def changed(self, document: ManifestText, plan: PointsmanPlan) -> "tuple[Revision, list[str]]":
         """With another manifest, or with an application beside it; and the deployments that the document names."""

@@ -157,14 +157,19 @@ def document_of(
     file: str = "",
     *,
     was_in_force: bool = False,
+    empty: str = "",
 ) -> tuple[Any, Problems]:
-    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`."""
+    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`. `empty`: what is
+    wrong with a document without content; empty: nothing is, everything has its default."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
     problems.was_in_force = was_in_force
     if data is None:
         problems.raise_if_any()
         data = {}
+    if data == {} and empty:
+        problems.add((), empty)
+        problems.raise_if_any()
     if not isinstance(data, dict):
         problems.add((), f"expected a mapping (field: value), found {found(data)}")
         return INVALID, problems

@@ -12,7 +12,8 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from pointsman.config.revision import Changes, ManifestText
+from pointsman.config.changes import Changes, NotConfirmed
+from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, NotStored, PointsmanError, UnknownName, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
@@ -53,11 +54,31 @@ Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
 
 
 def changes_body(changes: Changes) -> dict[str, Any]:
-    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
+    """`destructive`: what is, in words; `confirmation` then confirms exactly this."""
+    told = {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
+    asked = {"destructive": list(changes.dangers), "confirmation": changes.confirmation}
+    return told | (asked if changes.dangers else {})
 
 
-class ApplicationAdmin:
-    """`/admin/v1/applications`: applications are deployed, shown, rolled back and deleted."""
+class DocumentRequest(ManifestText, frozen=True):
+    """A document to put in force."""
+
+    confirmation: str = ""
+    """Of a destructive change."""
+
+    @property
+    def document(self) -> ManifestText:
+        return ManifestText(self.text, self.folder, self.file)
+
+
+class Confirmation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that has no document."""
+
+    confirmation: str = ""
+
+
+class DocumentAdmin:
+    """Manifests are planned and applied; `/admin/v1/applications`: deployed, shown, rolled back and deleted."""
 
     def __init__(self, plane: Operations, status: Callable[[], dict[str, Any]]) -> None:
         self._plane = plane
@@ -78,10 +99,16 @@ class ApplicationAdmin:
         return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def deploy(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(await self._plane.documents.deploy(msgspec.json.decode(call.body, type=ManifestText)))
+        asked = msgspec.json.decode(call.body, type=DocumentRequest)
+        return changes_body(await self._plane.documents.deploy(asked.document, asked.confirmation))
+
+    async def apply(self, call: AdminCall) -> dict[str, Any]:
+        asked = msgspec.json.decode(call.body, type=DocumentRequest)
+        return changes_body(await self._plane.documents.apply(asked.document, asked.confirmation))
 
     async def rollback(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(await self._plane.documents.rollback(call.parts[1]))
+        asked = msgspec.json.decode(call.body or b"{}", type=Confirmation)
+        return changes_body(await self._plane.documents.rollback(call.parts[1], asked.confirmation))
 
     async def delete(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.delete(call.parts[1]))
@@ -174,7 +201,7 @@ class Admin:
         self._stop = stop
         self._status_page = SharedPage(lambda: msgspec.json.encode(status()))
         self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
-        self._applications = ApplicationAdmin(plane, status)
+        self._documents = DocumentAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
         self._requests = RequestAdmin(gateway, pipeline_requests)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,23 +235,23 @@ class Admin:
             case "GET", ["fleet"]:
                 return self._fleet
             case "POST", ["plan"] | ["applications", "plan"]:
-                return self._applications.plan
+                return self._documents.plan
             case "POST", ["apply"]:
-                return self._apply
+                return self._documents.apply
             case "GET", ["requests"]:
                 return self._requests.newest
             case "GET", ["requests", _]:
                 return self._requests.one
             case "GET", ["applications"]:
-                return self._applications.every
+                return self._documents.every
             case "POST", ["applications"]:
-                return self._applications.deploy
+                return self._documents.deploy
             case "GET", ["applications", _]:
-                return self._applications.one
+                return self._documents.one
             case "POST", ["applications", _, "rollback"]:
-                return self._applications.rollback
+                return self._documents.rollback
             case "DELETE", ["applications", _]:
-                return self._applications.delete
+                return self._documents.delete
             case "GET", ["deployments", _, "scaling"]:
                 return self._deployments.scaling
             case "GET", ["deployments", _, "load"]:
@@ -249,6 +276,10 @@ class Admin:
             status, body = 422, error_body(str(error), error_kind(422), "invalid_manifest", problems=problems)
         except (NotFound, UnknownName) as error:
             status, body = 404, error_body(str(error), error_kind(404), "not_found")
+        except NotConfirmed as error:
+            again = f'{error}. To change it, send the same again with "confirmation": "{error.changes.confirmation}"'
+            asked = changes_body(error.changes)
+            status, body = 409, error_body(again, error_kind(409), "confirmation_needed", **asked)
         except NotStored as error:
             status, body = 503, error_body(str(error), error_kind(503), "not_stored")
         except (PointsmanError, msgspec.MsgspecError) as error:
@@ -266,9 +297,6 @@ class Admin:
 
     async def _fleet(self, call: AdminCall) -> bytes:
         return self._fleet_page.content()
-
-    async def _apply(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(await self._plane.documents.apply(msgspec.json.decode(call.body, type=ManifestText)))
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]

@@ -14,7 +14,7 @@ import msgspec
 from pointsman.config.schema import PriceSpec, TenantSpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.openai import Usage
-from pointsman.runtimes.interface import UsageStore
+from pointsman.runtimes.stores import UsageStore
 
 
 class Denial(msgspec.Struct, frozen=True):

@@ -19,8 +19,9 @@ from pointsman.engines import Samples
 from pointsman.http.client import NoResponse, fetch
 from pointsman.reasons import Reason
 from pointsman.routing.records import Record
-from pointsman.runtimes.interface import BackgroundTasks, GpuMeter, TargetStore, Timer
+from pointsman.runtimes.interface import BackgroundTasks, GpuMeter, Timer
 from pointsman.runtimes.policy_runner import PolicyRunner
+from pointsman.runtimes.stores import TargetStore
 from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange, ScalingSetup
 from pointsman.scaling.deployment import (

@@ -10,13 +10,13 @@ later, as events of `pointsman.control.events`, which also says what a runtime p
 """
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from pointsman.config.changes import Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import Changes, ManifestText
+from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent
@@ -25,6 +25,7 @@ from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Snapshot
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
+from pointsman.runtimes.stores import DocumentStore, TargetStore, UsageStore
 from pointsman.scaling.deployment import ScaledDeployment
 
 # Time
@@ -159,15 +160,15 @@ class RuntimeParts(Protocol):
     def gpus(self) -> "GpuMeter": ...
 
     @property
-    def documents(self) -> "DocumentStore":
+    def documents(self) -> DocumentStore:
         """From `open` on; so are the next two."""
         ...
 
     @property
-    def targets(self) -> "TargetStore": ...
+    def targets(self) -> TargetStore: ...
 
     @property
-    def usage(self) -> "UsageStore": ...
+    def usage(self) -> UsageStore: ...
 
     @property
     def replicas(self) -> "ReplicaAccess":
@@ -299,78 +300,6 @@ class Probes(Protocol):
     def close(self) -> None: ...
 
 
-class DocumentStore(Protocol):
-    """The documents in force, where a later plane finds them."""
-
-    def together(self) -> AbstractContextManager[None]:
-        """Everything that is saved within is stored at its end; or nothing is, and it raises `NotStored`."""
-        ...
-
-    def manifest(self) -> tuple[int, ManifestText] | None:
-        """The manifest in force and its generation; None if none was ever applied."""
-        ...
-
-    def save_manifest(self, manifest: ManifestText, at: float) -> int:
-        """Put a manifest in force. Returns its generation."""
-        ...
-
-    def applications(self) -> dict[str, ManifestText]:
-        """The applications in force, by name, in the order of their first deployment."""
-        ...
-
-    def application_before(self, name: str) -> ManifestText | None:
-        """The version before the one in force; None if there is none."""
-        ...
-
-    def save_application(self, name: str, document: ManifestText, at: float) -> None:
-        """Put a version in force, and keep the one before."""
-        ...
-
-    def roll_back_application(self, name: str) -> None:
-        """Drop the version in force: the one before takes its place."""
-        ...
-
-    def delete_application(self, name: str) -> None:
-        """Drop an application with all its versions."""
-        ...
-
-
-class TargetStore(Protocol):
-    """The replica targets of scaled deployments, and the record of their changes, as JSON.
-
-    They are in force already, so no method raises: what cannot be stored now is stored later.
-    """
-
-    def scaling(self) -> dict[str, str]:
-        """The last state saved, by deployment or application."""
-        ...
-
-    def save_scaling(self, states: Mapping[str, str]) -> None: ...
-
-    def forget_scaling(self, name: str) -> None:
-        """Drop state and records of a deployment that is not scaled any more."""
-        ...
-
-    def scaling_records(self, name: str) -> list[str]:
-        """Why its target changed, newest last."""
-        ...
-
-    def note_scaling(self, name: str, record: str) -> None: ...
-
-
-class UsageStore(Protocol):
-    """What tenants have used of their limits, as JSON, saved about once a second. No method raises: what cannot be
-    stored now is stored later."""
-
-    def usage(self) -> dict[str, str]:
-        """The last state saved, by tenant."""
-        ...
-
-    def save_usage(self, states: Mapping[str, str]) -> None: ...
-
-    def forget_usage(self, names: Iterable[str]) -> None: ...
-
-
 class GpuMeter(Protocol):
     """How busy the GPUs of instances are, for scaling policies."""
 
@@ -389,7 +318,11 @@ class GpuMeter(Protocol):
 
 
 class DocumentOperations(Protocol):
-    """Documents that come into force and go. Each raises `ConfigError` with all problems, and changes nothing then."""
+    """Documents that come into force and go. Each raises `ConfigError` with all problems, and changes nothing then.
+
+    `confirmation`: of a destructive change, from `plan` or `NotConfirmed`; without the right one, such a change raises
+    `NotConfirmed`. None: the caller answers for whatever it changes.
+    """
 
     @property
     def plan_in_force(self) -> PointsmanPlan:
@@ -400,15 +333,15 @@ class DocumentOperations(Protocol):
         """What applying a manifest, or deploying an application, would change."""
         ...
 
-    async def apply(self, document: ManifestText) -> Changes:
+    async def apply(self, document: ManifestText, confirmation: str | None = None) -> Changes:
         """Put a manifest in force, or an application beside it."""
         ...
 
-    async def deploy(self, document: ManifestText) -> Changes:
+    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
         """Put an application in force beside the manifest, in place of the version before."""
         ...
 
-    async def rollback(self, name: str) -> Changes:
+    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
         """Put the previous version of an application in force."""
         ...
 

@@ -6,158 +6,34 @@ one rule: the controller decides; the runtime carries its commands out, and what
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pointsman.config.application import applications_status
+from pointsman.config.changes import Outlook
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import (
-    Changes,
-    EndpointsFiles,
-    ManifestText,
-    Revision,
-    changes_between,
-    first_revision,
-    load_document,
-    load_revision,
-)
-from pointsman.control import Desired, ReconcileStep
+from pointsman.config.revision import ManifestText
+from pointsman.control import Desired
 from pointsman.control import events as control
+from pointsman.control.instances import Phase
 from pointsman.control.status import deployments_status, is_ready
-from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
+from pointsman.errors import PointsmanError
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
+from pointsman.runtimes.documents import Documents
 from pointsman.runtimes.instances import EngineInstances
-from pointsman.runtimes.interface import BackgroundTasks, Clock, DocumentStore, Runtime, Timer
+from pointsman.runtimes.interface import BackgroundTasks, Clock, Runtime, Timer
+from pointsman.runtimes.stores import DocumentStore
 from pointsman.runtimes.traffic import Traffic, TrafficLoad, refuse_stranded, scheduling_problems, warmth
 from pointsman.scaling.deployment import scaling_summary
-
-# Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
-
-
-class Documents:
-    """The revision in force, and its changes. Each is stored before it takes effect."""
-
-    def __init__(
-        self,
-        store: Callable[[], DocumentStore],
-        preview: Callable[[PointsmanPlan, Desired, Collection[str]], list[ReconcileStep]],
-        enforce: Callable[[PointsmanPlan, str, Collection[str]], None],
-    ) -> None:
-        """`store` raises if the plane does not run. `preview`: what follows for instances if a plan comes into force,
-        with what it wants and the deployments whose rollout is tried again. `enforce`: put it in force, with the
-        folder of its manifest."""
-        self.revision = Revision()
-        self.plan_in_force = PointsmanPlan()
-        self.generation = 0
-        """Of the manifest in force; grows with each that is applied."""
-        self.files = EndpointsFiles()
-        self._store = store
-        self._preview = preview
-        self._enforce = enforce
-        self._changing = asyncio.Lock()
-
-    def open(self, store: DocumentStore, document: ManifestText | None) -> Revision | None:
-        """Read what was in force. What a plane starts with, which is not in force yet; None if there is nothing."""
-        stored, applications = store.manifest(), store.applications()
-        if stored is not None:
-            self.generation, manifest = stored
-            self.revision = Revision(manifest)
-            with suppress(ConfigError):  # it may name what no longer exists; it only says what differs
-                self.revision = load_revision(manifest, applications, was_in_force=True)
-                self.plan_in_force = self.revision.plan()
-        return first_revision(None if stored is None else stored[1], applications, document)
-
-    def plan(self, document: ManifestText) -> Changes:
-        return self._changes(*self.revision.changed(document, load_document(document)))
-
-    async def apply(self, document: ManifestText) -> Changes:
-        async with self._changing:
-            plan = await _loaded(document)
-            return self.put_in_force(*self.revision.changed(document, plan))
-
-    async def deploy(self, document: ManifestText) -> Changes:
-        async with self._changing:
-            plan = await _loaded(document)
-            if not plan.application_alone:
-                use = command("apply", document.file or "FILE")
-                raise PointsmanError(f"{document.file or 'this'} is a manifest, not an application; use: {use}")
-            return self.put_in_force(*self.revision.changed(document, plan))
-
-    async def rollback(self, name: str) -> Changes:
-        """Put the previous version of an application in force; again: the one before that."""
-        async with self._changing:
-            self.revision.find(name)
-            before = self._store().application_before(name)
-            if before is None:
-                raise PointsmanError(f'there is no version of "{name}" before the one in force')
-            plan = await _loaded(before)
-            return self.put_in_force(*self.revision.changed(before, plan), rolled_back=name)
-
-    async def delete(self, name: str) -> Changes:
-        async with self._changing:
-            return self.put_in_force(self.revision.without_application(name))
-
-    def application(self, name: str) -> str:
-        """The document of an application in force, in canonical form."""
-        found = {one.name: one.text for one in self.plan_in_force.applications}
-        if name not in found:
-            raise UnknownName("application", name, found)
-        return found[name]
-
-    def put_in_force(self, revision: Revision, retry: Collection[str] = (), rolled_back: str = "") -> Changes:
-        """Store a revision and enforce it. What has changed."""
-        store = self._store()
-        plan, changes = revision.plan(), self._changes(revision, retry)
-        self.generation = _save(store, self.revision, revision, rolled_back) or self.generation
-        self.revision, self.plan_in_force = revision, plan
-        self.files.configure(plan)
-        self._enforce(plan, "" if revision.manifest is None else revision.manifest.folder, retry)
-        return changes
-
-    def _changes(self, revision: Revision, retry: Collection[str] = ()) -> Changes:
-        plan, files = revision.plan(), self.files.copy()
-        files.configure(plan)
-        before = None if self.revision.manifest is None else self.plan_in_force
-        return changes_between(before, plan, self._preview(plan, files.desired(), retry))
-
-
-async def _loaded(document: ManifestText) -> PointsmanPlan:
-    # On a thread: it may import modules of the user, and requests go on meanwhile.
-    return await asyncio.to_thread(load_document, document)
-
-
-def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: str) -> int | None:
-    """Store a revision, or raise. The generation of its manifest; None if that has not changed."""
-    now, generation = time.time(), None
-    known, manifest = before.manifest, after.manifest
-    stored = store.applications()
-    changed = [
-        (name, one.document)
-        for name, one in after.deployed.items()
-        if name != rolled_back and (name not in stored or not one.is_same(before.deployed.get(name), stored[name]))
-    ]
-    gone = [name for name in stored if name not in after.deployed and name not in after.broken]
-    is_new = manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder))
-    if not (is_new or changed or gone or rolled_back):
-        return None  # a plane starts with what is stored, also if nothing can be written
-    with store.together():
-        if is_new and manifest is not None:
-            generation = store.save_manifest(manifest, now)
-        for name, document in changed:
-            store.save_application(name, document, now)
-        if rolled_back:
-            store.roll_back_application(rolled_back)
-        for name in gone:
-            store.delete_application(name)
-    return generation
-
 
 LOOK_S = 1.0
 """How often endpoints files, and workers that are short of room, are looked at."""
 OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
+RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY, Phase.EJECTED})
+"""Phases of instances that run and are to go on."""
 
 
 class Plane:
@@ -304,8 +180,13 @@ class Plane:
             raise PointsmanError("this plane is being stopped, and changes nothing any more")
         return self.runtime.documents
 
-    def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> list[ReconcileStep]:
-        return self.control.controller.preview(self.scaling.desired(desired, plan), retry)
+    def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> Outlook:
+        controller, wanted = self.control.controller, self.scaling.desired(desired, plan)
+        return Outlook(
+            controller.preview(wanted, retry),
+            Counter(one.deployment for one in controller.instances() if one.phase in RUNNING),
+            {name: one.replicas + len(one.endpoints) for name, one in wanted.deployments.items()},
+        )
 
     def _enforce(self, plan: PointsmanPlan, folder: str, retry: Collection[str]) -> None:
         self.instances.configure(plan, folder)

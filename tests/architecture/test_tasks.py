@@ -23,7 +23,7 @@ ALLOWED = {
     "gateway/pipelines/request.py PipelineRequest._start": "deadline of one step",
     "gateway/pipelines/results.py SharedFiles.ended": "removes one answer; the sweep removes what it misses",
     "http/pool.py ConnectionPool.send": "one connection; its errors are told to the request",
-    "runtimes/plane.py _loaded": "one document; its errors are answers",
+    "runtimes/documents.py _loaded": "one document; its errors are answers",
     "runtimes/plane.py Plane.stop": "the end of the plane, which waits for it",
     "runtimes/plane.py Plane._stop": "the time limit of the end of the plane",
     # One probe, one measurement, one call of a policy: the next is not kept from coming

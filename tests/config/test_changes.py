@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from pointsman.config import load_manifest
-from pointsman.config.revision import Change, Changes, changes_between
+from pointsman.config.changes import Change, Changes, Outlook, changes_between, field_texts
 from pointsman.control import ReconcileStep, What
+from pointsman.parameters import is_secret
 from pointsman.reasons import Reason
 
 BEFORE = """
@@ -19,7 +20,7 @@ deployments:
 
 
 def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep] = ()) -> list[tuple[str, str, str]]:
-    found = changes_between(load_manifest(before), load_manifest(after), steps)
+    found = changes_between(load_manifest(before), load_manifest(after), Outlook(steps))
     return [(change.what, change.subject, change.why) for change in found.steps]
 
 
@@ -29,19 +30,118 @@ def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep]
         ("fifo", "slo-aware", ("policy", "m", "fifo -> slo-aware")),
         ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> pending-work")),
         ("model: llama", "model: llama, price: {perMillionInputTokens: 2}", ("price", "m", None)),
-        ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments", ("workers", "workers", None)),
+        ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments",
+         ("workers", "workers.localhost.labels", "none -> zone a")),
         ("deployments", "gateway: {limits: {maxConnections: 7}}\ndeployments",
          ("gateway", "gateway.limits.maxConnections", "none -> 7")),
         ("deployments", "gateway: {listen: 127.0.0.1:9}\ndeployments",
          ("gateway", "gateway.listen", "127.0.0.1:8080 -> 127.0.0.1:9; takes effect after a restart")),
         ("deployments", "gateway: {adminKeySha256: " + "a" * 64 + "}\ndeployments",
-         ("gateway", "gateway.adminKeySha256", "changed")),
+         ("gateway", "gateway.adminKeySha256", "added")),
+        ("deployments", "gateway: {limits: {headerTimeout: 90s}}\ndeployments",
+         ("gateway", "gateway.limits.headerTimeout", "10s -> 1m30s")),
     ],
 )  # fmt: skip
 def test_each_difference_is_told_with_its_why(old: str, new: str, change: tuple[str, str, str | None]) -> None:
     [(what, subject, why)] = differences(BEFORE.replace(old, new))
     assert (what, subject) == change[:2]
     assert why == change[2] or (change[2] is None and "none -> " in why)
+
+
+TENANTS = """
+gateway:
+  tenants:
+    - {name: alice, costBudget: 100, costPeriod: 1h}
+    - {name: bob, requestsPerMinute: 60}
+  keys: [{tenant: alice, sha256: DIGEST}]
+""".replace("DIGEST", "a" * 64)
+PICKER = """
+deployments:
+  - name: m
+    model: m
+    endpoints: [{url: "http://127.0.0.1:1"}]
+    scheduling:
+      config:
+        plugins:
+          - {type: queue-scorer}
+          - {type: prefix-cache-scorer, name: prefix}
+        schedulingProfiles:
+          - {name: default, plugins: [{pluginRef: queue-scorer, weight: 1}, {pluginRef: prefix, weight: 3}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ("costBudget: 100", "costBudget: 200", [("gateway.tenants.alice.costBudget", "100 -> 200")]),
+        ("costPeriod: 1h", "costPeriod: 90m", [("gateway.tenants.alice.costPeriod", "1h -> 1h30m")]),
+        (", costPeriod: 1h", ", maxPriority: 3", [("gateway.tenants.alice.costPeriod", "1h -> 24h"),
+                                                  ("gateway.tenants.alice.maxPriority", "none -> 3")]),
+        ("    - {name: bob, requestsPerMinute: 60}\n", "",
+         [("gateway.tenants.bob", "requestsPerMinute 60, costPeriod 24h -> none")]),
+        ("a" * 64, "b" * 64, [("gateway.keys", "1 key of alice added, 1 key of alice removed; 1 in force then")]),
+        ("tenant: alice, sha", "tenant: bob, sha",
+         [("gateway.keys", "a key of alice changed, now of bob; 1 in force then")]),
+        ("keys: [", "keys: [{tenant: bob, sha256: " + "c" * 64 + "}, ",
+         [("gateway.keys", "1 key of bob added; 2 in force then")]),
+    ],
+)  # fmt: skip
+def test_tenants_and_keys_are_told_field_by_field(old: str, new: str, changes: list[tuple[str, str]]) -> None:
+    found = differences(BEFORE + TENANTS.replace(old, new), BEFORE + TENANTS)
+    assert [(subject, why) for _, subject, why in found] == changes
+    assert not any(digit * 64 in why for _, _, why in found for digit in "abc")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("prefix, weight: 3", "prefix, weight: 2",
+         ["config.schedulingProfiles.default.plugins.prefix.weight 3 -> 2"]),
+        ("- {type: queue-scorer}", "- {type: queue-scorer}\n          - {type: kv-cache-utilization-scorer, name: kv}",
+         ["config.plugins.kv none -> type kv-cache-utilization-scorer, weight 1"]),
+    ],
+)  # fmt: skip
+def test_plugins_are_told_field_by_field(old: str, new: str, why: list[str]) -> None:
+    found = differences(PICKER.replace(old, new), PICKER)
+    assert found == [("policy", "m", f"endpoint picker: {one}") for one in why]
+
+
+@pytest.mark.parametrize("name", ["apiKey", "api_key", "HF_TOKEN", "adminKeySha256", "password", "client-secret"])
+def test_values_of_settings_that_may_be_secret_are_not_shown(name: str) -> None:
+    assert is_secret(name)
+    before, after = ({"env": {name: value, "target": 3}} for value in ("hunter2", "hunter3"))
+    texts = [*field_texts(before, after), *field_texts({"env": None}, after), *field_texts({}, after)]
+    assert texts
+    assert not any("hunter" in text for text in texts)
+
+
+def test_other_values_are_shown() -> None:
+    assert not any(is_secret(other) for other in ("tokensPerMinute", "key", "keys", "blockSizeTokens", "target"))
+
+
+RUNNING = Outlook(running={"m": 8}, wanted={"m": 1})
+
+
+@pytest.mark.parametrize(
+    ("after", "outlook", "dangers"),
+    [
+        (BEFORE + TENANTS, Outlook(), []),
+        (BEFORE, Outlook(), ["removes authentication"]),
+        (BEFORE + TENANTS.replace("a" * 64, "b" * 64), Outlook(), []),
+        (BEFORE.replace("name: m", "name: n") + TENANTS, Outlook(), ["removes the only deployment, m"]),
+        ("deployments: []" + TENANTS, Outlook(), ["removes the only deployment, m"]),
+        (BEFORE + TENANTS, RUNNING, ["takes away 7 of 8 instances that run"]),
+        (BEFORE + TENANTS, Outlook(running={"m": 2}, wanted={"m": 1}), []),
+        (BEFORE + TENANTS, Outlook(running={"m": 9}, wanted={"m": 8}), []),
+        (BEFORE + TENANTS, Outlook(running={"m": 3, "n": 1}, wanted={"m": 2, "n": 3}), []),
+        (BEFORE + TENANTS, Outlook(running={"m": 1}, wanted={"m": 0}), ["takes away 1 of 1 instance that run"]),
+        ("deployments: []", RUNNING, ["removes authentication", "removes the only deployment", "takes away 7 of 8"]),
+    ],
+)
+def test_what_is_destructive(after: str, outlook: Outlook, dangers: list[str]) -> None:
+    found = changes_between(load_manifest(BEFORE + TENANTS), load_manifest(after), outlook)
+    assert len(found.dangers) == len(dangers)
+    assert all(danger in told for danger, told in zip(dangers, found.dangers, strict=True))
 
 
 def test_equal_manifests_differ_in_nothing() -> None:
@@ -111,7 +211,7 @@ ASKED_ALONE = [("scaling", f"app.{node}", "its application's policy -> queue-dep
         ("{policy: 'own_together:together', max: 4}",
          [("scaling", "app", "own_together:apart -> own_together:together")]),
         ("{policy: 'own_together:apart', max: 4, parameters: {most: 5}}",
-         [("scaling", "app", "the settings of own_together:apart have changed")]),
+         [("scaling", "app", "own_together:apart: parameters.most none -> 5")]),
         ("{policy: 'own_together:apart', max: 4, timeLimit: 2s, interval: 90s}",
          [("scaling", name, "interval 1s -> 1m30s, timeLimit 500ms -> 2s") for name in ("app", "app.a", "app.b")]),
         ("{policy: 'own_together:apart', max: 6}",
@@ -140,8 +240,12 @@ ONE = "deployments: [{name: m, model: m, engine: {type: simulated}, scaling: {ma
         ("upDelay: 5s, maxStep: 2", "initial: 2", "initial none -> 2, upDelay 5s -> 0s, maxStep 2 -> none"),
         ("upFactor: 0.5", "turn: 1s", "upFactor 0.5 -> 1, turn 30s -> 1s"),
         ("", "policy: queue-depth", "target-ongoing -> queue-depth"),
-        ("", "parameters: {target: 3}", "the settings of target-ongoing have changed"),
-        ("", "metrics: [{name: a, url: 'http://p', query: up}]", "the settings of target-ongoing have changed"),
+        ("", "parameters: {target: 3}", "target-ongoing: parameters.target none -> 3"),
+        (
+            "",
+            "metrics: [{name: a, url: 'http://p', query: up}]",
+            "target-ongoing: metrics.a none -> query up, url http://p",
+        ),
     ],
 )
 def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, after: str, why: str) -> None:
@@ -153,7 +257,7 @@ def test_settings_of_scaling_are_told_as_a_manifest_writes_them(before: str, aft
 
 def test_at_the_start_everything_is_new_and_steps_are_told() -> None:
     step = ReconcileStep(What.START, "m-1", Reason("replica-count", {"wanted": 1, "present": 0}), "m")
-    found = changes_between(None, load_manifest(BEFORE), [step])
+    found = changes_between(None, load_manifest(BEFORE), Outlook([step]))
     assert [change.what for change in found.steps] == ["open", "start"]
 
 
@@ -175,7 +279,7 @@ def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
         ReconcileStep(What.START, "m-1", two, "m", where=Reason("place", {"text": "w1: gpu0"})),
         ReconcileStep(What.START, "m-2", two, "m", where=Reason("no-place", {"text": "no place: no room"})),
     ]
-    changes = changes_between(None, load_manifest(BEFORE), steps)
+    changes = changes_between(None, load_manifest(BEFORE), Outlook(steps))
     head, _, opened, *started = str(changes).splitlines()
     assert head.split() == ["what", "subject", "why", "where"]
     assert opened == 'open   m        new: it takes requests for "llama"; fifo decides where they go'

@@ -75,7 +75,13 @@ def test_defaults_of_a_manifest() -> None:
     [one] = plan.deployments
     assert (one.desired.replicas, one.desired.lifecycle, one.price) == (1, Lifecycle(), None)
     assert plan.desired() == Desired({"a": one.desired})
-    assert load_manifest("").desired() == Desired()
+    assert load_manifest("deployments: []").desired() == Desired()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---", "---\n...\n", "null"])
+def test_an_empty_manifest_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"the manifest is empty; list what should run .*pointsman down"):
+        load_manifest(text, file="m.yaml")
 
 
 def test_a_deployment_of_endpoints_runs_nothing() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pointsman.config.changes import Change, Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import Change, Changes, ManifestText
+from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
@@ -54,8 +55,8 @@ class FakePlane:
         self._do("plan", manifest)
         return Changes((Change("start", "chat-1", "2 replicas are wanted"),))
 
-    async def apply(self, manifest: ManifestText) -> Changes:
-        self._do("apply", manifest)
+    async def apply(self, manifest: ManifestText, confirmation: str | None = None) -> Changes:
+        self._do("apply", manifest, confirmation)
         if self.slow is not None:
             await self.slow.wait()
         return Changes(())
@@ -65,12 +66,12 @@ class FakePlane:
         place = Place(tier=Tier.CPU, claims=(Claim(worker="w", memory_bytes=5),))
         return Snapshot((Worker(name="w", cpus=2, memory_bytes=9),), (Occupant("m-1", place, "m"),))
 
-    async def deploy(self, document: ManifestText) -> Changes:
-        self._do("deploy", document)
+    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+        self._do("deploy", document, confirmation)
         return Changes((Change("open", "app", "new"),))
 
-    async def rollback(self, name: str) -> Changes:
-        self._do("rollback", name)
+    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
+        self._do("rollback", name, confirmation)
         return Changes()
 
     async def delete(self, name: str) -> Changes:
@@ -286,7 +287,7 @@ def test_plan_and_apply(admin_bed: AdminBed) -> None:
     assert "chat-1" in planned["text"]
     assert admin_bed.fetch(call("POST", "apply", manifest)).json()["changes"] == []
     expected = ManifestText("deployments: []", "/somewhere", "x.yaml")
-    assert admin_bed.plane.calls == [("plan", expected), ("apply", expected)]
+    assert admin_bed.plane.calls == [("plan", expected), ("apply", expected, "")]
 
 
 @pytest.mark.parametrize(
@@ -340,8 +341,8 @@ def test_applications_are_deployed_read_rolled_back_and_deleted(admin_bed: Admin
     assert (body["name"], body["yaml"], body["deployments"]) == ("app", "name: app\n", [{"name": "app.n"}])
     assert admin_bed.fetch(call("POST", "applications/app/rollback")).json()["changes"] == []
     assert admin_bed.fetch(call("DELETE", "applications/app")).json()["changes"][0]["what"] == "close"
-    expected = [("plan", written), ("deploy", written), ("status",), ("application", "app"), ("status",)]
-    assert admin_bed.plane.calls == [*expected, ("rollback", "app"), ("delete", "app")]
+    expected = [("plan", written), ("deploy", written, ""), ("status",), ("application", "app"), ("status",)]
+    assert admin_bed.plane.calls == [*expected, ("rollback", "app", ""), ("delete", "app")]
     for wrong in (call("DELETE", "applications"), call("POST", "applications/app"), call("GET", "applications/a/b")):
         assert admin_bed.fetch(wrong).error["code"] == "not_found"
 

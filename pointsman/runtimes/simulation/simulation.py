@@ -4,7 +4,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from pointsman.config.revision import Changes, ManifestText, load_document
+from pointsman.config.changes import Changes
+from pointsman.config.revision import ManifestText, load_document
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
 from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder

@@ -1,0 +1,161 @@
+"""Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
+
+Enters: documents of operators. Leaves: the revision in force, and what has changed. The one rule: a revision is stored
+before it takes effect, and one that is destructive takes effect only as it was confirmed.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from hashlib import sha256
+
+import msgspec
+
+from pointsman.config.changes import Changes, NotConfirmed, Outlook, changes_between
+from pointsman.config.plan import PointsmanPlan
+from pointsman.config.revision import (
+    EndpointsFiles,
+    ManifestText,
+    Revision,
+    first_revision,
+    load_document,
+    load_revision,
+)
+from pointsman.control import Desired
+from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
+from pointsman.runtimes.stores import DocumentStore
+
+
+class Documents:
+    """The revision in force, and its changes. Each is stored before it takes effect."""
+
+    def __init__(
+        self,
+        store: Callable[[], DocumentStore],
+        preview: Callable[[PointsmanPlan, Desired, Collection[str]], Outlook],
+        enforce: Callable[[PointsmanPlan, str, Collection[str]], None],
+    ) -> None:
+        """`store` raises if the plane does not run. `preview`: what follows for instances if a plan comes into force,
+        with what it wants and the deployments whose rollout is tried again. `enforce`: put it in force, with the
+        folder of its manifest."""
+        self.revision = Revision()
+        self.plan_in_force = PointsmanPlan()
+        self.generation = 0
+        """Of the manifest in force; grows with each that is applied."""
+        self.files = EndpointsFiles()
+        self._store = store
+        self._preview = preview
+        self._enforce = enforce
+        self._changing = asyncio.Lock()
+
+    def open(self, store: DocumentStore, document: ManifestText | None) -> Revision | None:
+        """Read what was in force. What a plane starts with, which is not in force yet; None if there is nothing."""
+        stored, applications = store.manifest(), store.applications()
+        if stored is not None:
+            self.generation, manifest = stored
+            self.revision = Revision(manifest)
+            with suppress(ConfigError):  # it may name what no longer exists; it only says what differs
+                self.revision = load_revision(manifest, applications, was_in_force=True)
+                self.plan_in_force = self.revision.plan()
+        return first_revision(None if stored is None else stored[1], applications, document)
+
+    def plan(self, document: ManifestText) -> Changes:
+        return self._changes(*self.revision.changed(document, load_document(document)))
+
+    async def apply(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+        async with self._changing:
+            plan = await _loaded(document)
+            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation)
+
+    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+        async with self._changing:
+            plan = await _loaded(document)
+            if not plan.application_alone:
+                use = command("apply", document.file or "FILE")
+                raise PointsmanError(f"{document.file or 'this'} is a manifest, not an application; use: {use}")
+            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation)
+
+    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
+        """Put the previous version of an application in force; again: the one before that."""
+        async with self._changing:
+            self.revision.find(name)
+            before = self._store().application_before(name)
+            if before is None:
+                raise PointsmanError(f'there is no version of "{name}" before the one in force')
+            plan = await _loaded(before)
+            changed = self.revision.changed(before, plan)
+            return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation)
+
+    async def delete(self, name: str) -> Changes:
+        async with self._changing:
+            return self.put_in_force(self.revision.without_application(name))
+
+    def application(self, name: str) -> str:
+        """The document of an application in force, in canonical form."""
+        found = {one.name: one.text for one in self.plan_in_force.applications}
+        if name not in found:
+            raise UnknownName("application", name, found)
+        return found[name]
+
+    def put_in_force(
+        self,
+        revision: Revision,
+        retry: Collection[str] = (),
+        rolled_back: str = "",
+        confirmation: str | None = None,
+    ) -> Changes:
+        """Store a revision and enforce it. What has changed. `confirmation`: of these changes, if they are destructive;
+        None: they need none."""
+        store = self._store()
+        plan, changes = revision.plan(), self._changes(revision, retry)
+        if changes.dangers and confirmation not in (None, changes.confirmation):
+            raise NotConfirmed(changes)
+        self.generation = _save(store, self.revision, revision, rolled_back) or self.generation
+        self.revision, self.plan_in_force = revision, plan
+        self.files.configure(plan)
+        self._enforce(plan, "" if revision.manifest is None else revision.manifest.folder, retry)
+        return changes
+
+    def _changes(self, revision: Revision, retry: Collection[str] = ()) -> Changes:
+        plan, files = revision.plan(), self.files.copy()
+        files.configure(plan)
+        before = None if self.revision.manifest is None else self.plan_in_force
+        changes = changes_between(before, plan, self._preview(plan, files.desired(), retry))
+        if not changes.dangers:
+            return changes
+        marked = [(step.what, step.subject) for step in changes.steps if step.destructive]
+        # Of everything that it is about: another one is needed if any of it has changed meanwhile.
+        told = msgspec.json.encode([self.revision.fingerprint, revision.fingerprint, changes.dangers, marked])
+        return msgspec.structs.replace(changes, confirmation=sha256(told).hexdigest()[:16])
+
+
+async def _loaded(document: ManifestText) -> PointsmanPlan:
+    # On a thread: it may import modules of the user, and requests go on meanwhile.
+    return await asyncio.to_thread(load_document, document)
+
+
+def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: str) -> int | None:
+    """Store a revision, or raise. The generation of its manifest; None if that has not changed."""
+    now, generation = time.time(), None
+    known, manifest = before.manifest, after.manifest
+    stored = store.applications()
+    changed = [
+        (name, one.document)
+        for name, one in after.deployed.items()
+        if name != rolled_back and (name not in stored or not one.is_same(before.deployed.get(name), stored[name]))
+    ]
+    gone = [name for name in stored if name not in after.deployed and name not in after.broken]
+    is_new = manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder))
+    if not (is_new or changed or gone or rolled_back):
+        return None  # a plane starts with what is stored, also if nothing can be written
+    with store.together():
+        if is_new and manifest is not None:
+            generation = store.save_manifest(manifest, now)
+        for name, document in changed:
+            store.save_application(name, document, now)
+        if rolled_back:
+            store.roll_back_application(rolled_back)
+        for name in gone:
+            store.delete_application(name)
+    return generation

@@ -1,0 +1,79 @@
+"""What a plane keeps where a later one finds it: documents, replica targets, and the usage of tenants."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pointsman.config.revision import ManifestText
+
+
+class DocumentStore(Protocol):
+    """The documents in force, where a later plane finds them."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Everything that is saved within is stored at its end; or nothing is, and it raises `NotStored`."""
+        ...
+
+    def manifest(self) -> tuple[int, ManifestText] | None:
+        """The manifest in force and its generation; None if none was ever applied."""
+        ...
+
+    def save_manifest(self, manifest: ManifestText, at: float) -> int:
+        """Put a manifest in force. Returns its generation."""
+        ...
+
+    def applications(self) -> dict[str, ManifestText]:
+        """The applications in force, by name, in the order of their first deployment."""
+        ...
+
+    def application_before(self, name: str) -> ManifestText | None:
+        """The version before the one in force; None if there is none."""
+        ...
+
+    def save_application(self, name: str, document: ManifestText, at: float) -> None:
+        """Put a version in force, and keep the one before."""
+        ...
+
+    def roll_back_application(self, name: str) -> None:
+        """Drop the version in force: the one before takes its place."""
+        ...
+
+    def delete_application(self, name: str) -> None:
+        """Drop an application with all its versions."""
+        ...
+
+
+class TargetStore(Protocol):
+    """The replica targets of scaled deployments, and the record of their changes, as JSON.
+
+    They are in force already, so no method raises: what cannot be stored now is stored later.
+    """
+
+    def scaling(self) -> dict[str, str]:
+        """The last state saved, by deployment or application."""
+        ...
+
+    def save_scaling(self, states: Mapping[str, str]) -> None: ...
+
+    def forget_scaling(self, name: str) -> None:
+        """Drop state and records of a deployment that is not scaled any more."""
+        ...
+
+    def scaling_records(self, name: str) -> list[str]:
+        """Why its target changed, newest last."""
+        ...
+
+    def note_scaling(self, name: str, record: str) -> None: ...
+
+
+class UsageStore(Protocol):
+    """What tenants have used of their limits, as JSON, saved about once a second. No method raises: what cannot be
+    stored now is stored later."""
+
+    def usage(self) -> dict[str, str]:
+        """The last state saved, by tenant."""
+        ...
+
+    def save_usage(self, states: Mapping[str, str]) -> None: ...
+
+    def forget_usage(self, names: Iterable[str]) -> None: ...
