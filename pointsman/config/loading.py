@@ -38,10 +38,6 @@ from pointsman.strategies import SchedulingPolicy
 
 GATEWAY: FieldPath = ("gateway",)
 THIS_MACHINE = "localhost"
-EMPTY = (
-    "the manifest is empty; list what should run under deployments or applications (see examples/), or stop everything "
-    "that runs with: pointsman down"
-)
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
@@ -79,10 +75,15 @@ def load_manifest(
     was applied before, and problems that are not essential are tolerated."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
-    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force, empty=EMPTY)
+    document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force, empty=_empty())
     plan = _plan(document, problems, folder)
     problems.raise_if_any()
     return plan
+
+
+def _empty() -> str:
+    what = "the manifest is empty; list what should run under deployments or applications (see examples/)"
+    return f"{what}, or stop everything that runs with: {command('down')}"
 
 
 def build_policy(name: str, parameters: Mapping[str, Any] | None = None) -> SchedulingPolicy:

@@ -84,6 +84,10 @@ class Phase(Enum):
     BACKING_OFF = "backing off"
 
 
+RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY, Phase.EJECTED})
+"""Phases of instances that run, and are to go on."""
+
+
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An instance as others see it."""
 
@@ -128,6 +132,11 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """It is not wanted any more."""
     probe_at: float | None = None
     """When it is probed next; None if it is ready, is not probed, or a probe is in flight."""
+
+
+def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
+    """Instances that run, by deployment."""
+    return Counter(one.deployment for one in instances if one.phase in RUNNING)
 
 
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:

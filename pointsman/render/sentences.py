@@ -403,6 +403,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "fits-no-worker": "no worker could take it, even if it were empty: {why}",
     "start-retried": "it is restarted with backoff",
     "all-run-again": "all instances run again",
+    "scaling-began": "scaling begins with the {running} that run",
     "policy-recovered": "{policy} answers again after it {problem}",
     "scaling-max": "at most {max} (max)",
     "scaling-min": "at least {min} (min)",

@@ -1,7 +1,7 @@
 """Scaling on a running plane: the timers, threads, observations and store around `Autoscaler`."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Any, Protocol, TypeAlias
@@ -12,7 +12,7 @@ import msgspec
 from pointsman.config.plan import PointsmanPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
-from pointsman.control.instances import replica_counts
+from pointsman.control.instances import replica_counts, running_counts
 from pointsman.control.preemption import Preemptor
 from pointsman.control.status import NO_PROSPECTS, Prospects
 from pointsman.engines import Samples
@@ -28,6 +28,7 @@ from pointsman.scaling.deployment import (
     Load,
     ReplicaCounts,
     ScaledDeployment,
+    begin_records,
     load_history,
     policy_problems,
     scaling_status,
@@ -310,7 +311,7 @@ class PlaneScaling:
 
     def configure(self, plan: PointsmanPlan) -> None:
         """Apply a plan whose lanes are open. Targets stay."""
-        for name in self._state.configure(plan.scaling_setup()):
+        for name in self._state.configure(plan.scaling_setup(), running_counts(self._controller.instances())):
             self._sources.forget(name)
         for one in self._autoscaler.deployments.values():
             self._sources.configure(one)
@@ -318,7 +319,8 @@ class PlaneScaling:
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
         """The same with the targets in force, within the limits of `plan`; None: of the plan in force."""
-        return wanted.with_replicas(self._autoscaler.targets(None if plan is None else plan.scaling_setup()))
+        setup, running = None if plan is None else plan.scaling_setup(), running_counts(self._controller.instances())
+        return wanted.with_replicas(self._autoscaler.targets(setup, self._state.saved(), running))
 
     def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
         self._apply(self._autoscaler.override(name, replicas, for_s, by, self._clock()))
@@ -382,14 +384,17 @@ class ScalingState:
         self._clock = clock
         self._saved_at = 0.0
 
-    def configure(self, setup: ScalingSetup) -> list[str]:
-        """Apply a configuration with what was saved. Returns the deployments that are not scaled any more."""
-        store = self.store
-        if store is None:
-            return self._autoscaler.configure(setup, {})
-        gone = self._autoscaler.configure(setup, store.scaling(), store.scaling_records)
-        for name in gone:
-            store.forget_scaling(name)
+    def saved(self) -> dict[str, str]:
+        return {} if self.store is None else self.store.scaling()
+
+    def configure(self, setup: ScalingSetup, running: Mapping[str, int]) -> list[str]:
+        """Apply a configuration with what was saved and what runs. The deployments that are not scaled any more."""
+        records = (lambda _: ()) if self.store is None else self.store.scaling_records
+        gone = self._autoscaler.configure(setup, self.saved(), records, running)
+        if self.store is not None:
+            for name in gone:
+                self.store.forget_scaling(name)
+        self.keep(begin_records(self._autoscaler.deployments.values(), self._clock()))
         return gone
 
     def keep(self, records: Collection[ScalingRecord]) -> None:

@@ -6,7 +6,6 @@ one rule: the controller decides; the runtime carries its commands out, and what
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText
 from pointsman.control import Desired
 from pointsman.control import events as control
-from pointsman.control.instances import Phase
+from pointsman.control.instances import running_counts
 from pointsman.control.status import deployments_status, is_ready
 from pointsman.errors import PointsmanError
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
@@ -32,8 +31,6 @@ LOOK_S = 1.0
 """How often endpoints files, and workers that are short of room, are looked at."""
 OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
-RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY, Phase.EJECTED})
-"""Phases of instances that run and are to go on."""
 
 
 class Plane:
@@ -184,7 +181,7 @@ class Plane:
         controller, wanted = self.control.controller, self.scaling.desired(desired, plan)
         return Outlook(
             controller.preview(wanted, retry),
-            Counter(one.deployment for one in controller.instances() if one.phase in RUNNING),
+            running_counts(controller.instances()),
             {name: one.replicas + len(one.endpoints) for name, one in wanted.deployments.items()},
         )
 

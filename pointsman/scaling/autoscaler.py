@@ -12,6 +12,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, ScaledDeployment
+from pointsman.scaling.guard import within
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.scaling.policy import (
     ApplicationView,
@@ -117,15 +118,21 @@ class Autoscaler:
         self._setup = ScalingSetup()
 
     def configure(
-        self, setup: ScalingSetup, saved: Mapping[str, str], records: Callable[[str], Iterable[str]] = lambda _: ()
+        self,
+        setup: ScalingSetup,
+        saved: Mapping[str, str],
+        records: Callable[[str], Iterable[str]] = lambda _: (),
+        running: Mapping[str, int] | None = None,
     ) -> list[str]:
         """Apply a configuration. Targets, and the state of policies that have not changed, stay.
 
-        `saved`: what `state` returned before a restart. `records`: the saved records of a deployment. Returns the
-        deployments that are not scaled any more.
+        `saved`: what `state` returned before a restart. `records`: the saved records of a deployment. `running`:
+        instances that run now, by deployment: where a target begins. Returns the deployments that are not scaled any
+        more.
         """
+        begin = _beginning(setup.deployments, self._setup, saved, running or {})
         self._setup = setup
-        scaled = {name: one.plan for name, one in setup.deployments.items() if one.plan is not None}
+        scaled = _scaled(setup)
         deciding = scaled | {name: policy.plan for policy in setup.policies for name in policy.nodes}
         gone = [name for name in self.deployments if name not in scaled]
         for name in gone:
@@ -133,23 +140,36 @@ class Autoscaler:
         for name, plan in scaled.items():
             if name not in self.deployments:
                 known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
-                self.deployments[name] = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)))
+                if name in begin:
+                    known = SavedDeployment()  # of an earlier time, if there is any
+                made = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)), begin.get(name))
+                self.deployments[name] = made
             one = self.deployments[name]
             one.configure(plan, deciding[name])
             one.followers = tuple(other for other, each in setup.deployments.items() if each.follows == name)
         self.policies = {plan.key: _active(plan, self.policies.get(plan.key), saved) for plan in setup.policies}
         return gone
 
-    def targets(self, setup: ScalingSetup | None = None) -> dict[str, int]:
-        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: that in force."""
+    def targets(
+        self,
+        setup: ScalingSetup | None = None,
+        saved: Mapping[str, str] | None = None,
+        running: Mapping[str, int] | None = None,
+    ) -> dict[str, int]:
+        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: that in force. With
+        `saved` and `running`, also of those that `configure` would begin to scale."""
         deployments = (setup or self._setup).deployments
+        begin = _beginning(deployments, self._setup, saved or {}, running or {})
         found = {}
         for name, one in deployments.items():
             leader = one.follows or name
             plan = deployments[leader].plan if leader in deployments else None
-            if plan is not None and leader in self.deployments:
-                limits = plan.limits
-                found[name] = min(max(self.deployments[leader].target, limits.min_replicas), limits.max_replicas)
+            if plan is None:
+                continue
+            known = self.deployments.get(leader)
+            target = begin.get(leader) if known is None else known.target
+            if target is not None:
+                found[name] = within(target, plan.limits)[0]
         return found
 
     # Policies
@@ -253,6 +273,22 @@ class Autoscaler:
             if policy.plan.of_application:
                 saved[key] = msgspec.json.encode([policy.plan.plan.recipe, savable_state(policy.state)]).decode()
         return saved
+
+
+def _scaled(setup: ScalingSetup) -> dict[str, ScalingPlan]:
+    return {name: one.plan for name, one in setup.deployments.items() if one.plan is not None}
+
+
+def _beginning(
+    wanted: Iterable[str], before: ScalingSetup, saved: Mapping[str, str], running: Mapping[str, int]
+) -> dict[str, int]:
+    """The number that runs of each deployment whose scaling would begin now. Of those that were never configured, what
+    was saved goes on."""
+    return {
+        name: running[name]
+        for name in wanted
+        if running.get(name) and (name in before.deployments or name not in saved)
+    }
 
 
 def _active(plan: PolicyPlan, known: ActivePolicy | None, saved: Mapping[str, str]) -> ActivePolicy:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pointsman.reasons import Reason
-from pointsman.scaling.guard import OURSELVES, Cap, Guard
+from pointsman.scaling.guard import OURSELVES, Cap, Guard, within
 from pointsman.scaling.limits import ScalingPlan
 from pointsman.scaling.measurements import RECENT_BIN_S, Measurements, windows_of
 from pointsman.scaling.policy import DeploymentView, StateTooLarge, TooSlow, Wish, copy_state, parse_answer
@@ -123,13 +123,18 @@ class ScaledDeployment:
         deciding: ScalingPlan,
         saved: SavedDeployment,
         records: Iterable[ScalingRecord] = (),
+        running: int | None = None,
     ) -> None:
-        """`deciding` has the policy: the same as `plan`, or that of the application."""
+        """`deciding` has the policy: the same as `plan`, or that of the application. `running`: instances that run
+        already, where the target begins; None: as saved, else as the limits say."""
         self.name = name
         self.followers: tuple[str, ...] = ()
         """Deployments that always have as many replicas: the other shards of a node."""
         self.plan, self.deciding = plan, deciding
-        self.guard = Guard(name, plan.limits, deciding.policy_name, saved.guard or None)
+        state = saved.guard or None if running is None else {"target": within(running, plan.limits)[0]}
+        self.guard = Guard(name, plan.limits, deciding.policy_name, state)
+        self.began_with = running
+        """Until that is recorded."""
         self.observed = Observations(deciding, saved.measured, saved.used_at)
         self.records: deque[ScalingRecord] = deque(records, maxlen=MAX_RECORDS)
         self.changes, self.errors = saved.changes, saved.errors
@@ -241,6 +246,18 @@ class ScaledDeployment:
             used_at=self.observed.used_at,
             gave_way=self._gave_way,
         )
+
+
+def begin_records(deployments: Iterable[ScaledDeployment], now: float) -> list[ScalingRecord]:
+    """A record, once, of each whose scaling has begun with the instances that ran."""
+    records = []
+    for one in deployments:
+        running, one.began_with = one.began_with, None
+        if running is not None:
+            bounds, why = within(running, one.guard.limits)[1], Reason("scaling-began", {"running": running})
+            records.append(one.guard.record(running, now, why, OURSELVES, None, tuple(bounds)))
+            one.keep(records[-1])
+    return records
 
 
 def _measurements(plan: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:

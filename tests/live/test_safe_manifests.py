@@ -171,3 +171,21 @@ def test_secrets_are_never_shown(plane: LivePlane) -> None:
     assert "1 key of alice added, 1 key of alice removed" in planned.stdout
     for digest in (hashed("another"), hashed("admin"), hashed("key-of-alice")):
         assert digest not in planned.stdout
+
+
+def test_scaling_that_is_added_starts_with_the_instances_that_run(plane: LivePlane) -> None:
+    before = plane.pids()
+    text = manifest(simulated("m", 3, scaling={"min": 1, "max": 8, "interval": "100ms"}), simulated("other", 1), **KEYS)
+    text = text.replace('"replicas": 3', '"replicas": 1')
+    planned = plane.admin.post("plan", body=body(plane, text))
+    assert [one["what"] for one in planned["changes"]] == ["scaling"]
+    assert plane.admin.post("apply", body=body(plane, text))["changes"] == planned["changes"]
+
+    def scaling() -> dict[str, Any]:
+        found: dict[str, Any] = plane.admin.get("deployments", "m", "scaling")
+        return found
+
+    plane.until(lambda: scaling()["wanted"] in (0, 1), "a policy that wants fewer")
+    assert scaling()["desired"] == 3, "downDelay holds"
+    assert plane.pids() == before
+    assert "scaling begins with the 3 that run" in plane.pointsman("explain", "deployment", "m").stdout
