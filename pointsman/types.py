@@ -161,6 +161,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """Further model names that it serves (LoRA adapters, aliases)."""
     engine_names: Mapping[str, str] = {}
     """What its engine calls a model, where that is not the name that clients use; "": if a request names none."""
+    serves_messages: bool = False
+    """Its engine has Anthropic's API; for any other, requests of it are translated."""
     key: str = ""
     """Where the key is that its engine asks for, as `key_source` has it; never the key itself. Empty: it needs none."""
     labels: dict[str, str] = {}

@@ -80,7 +80,7 @@ class Deployments:
             aliases=tuple(spec.aliases),
             adapters=tuple(spec.adapters),
             replicas=0 if spec.engine is None else spec.replicas if scaled is None else scaled.limits.first,
-            engine=None if spec.engine is None else msgspec.structs.replace(spec.engine, parameters=parameters),
+            engine=None if spec.engine is None else settled(spec.engine, engine, parameters),
             engine_slots=engine.slots if engine is not None else None,
             endpoints=endpoints,
             max_concurrency=spec.max_concurrency,
@@ -374,7 +374,7 @@ def desired_endpoints(
 
 
 def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldPath) -> DesiredEndpoint | None:
-    url = host_port = ""
+    url, host_port, adapter = "", "", None
     try:
         if spec.url is not INVALID:
             url, host_port = base_url(spec.url)
@@ -386,11 +386,22 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
         if not ENDPOINT_NAME.fullmatch(name):
             problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {name!r}")
     if spec.engine is not INVALID:
-        _adapter(spec.engine, problems, (*path, "engine"))
+        adapter = _adapter(spec.engine, problems, (*path, "engine"))
     check_key(spec, problems, path)
     if len(problems):
         return None
-    return DesiredEndpoint(**{**msgspec.structs.asdict(spec), "name": name, "url": url})
+    found = {"name": name, "url": url, "messages_api": messages_api(spec, adapter)}
+    return DesiredEndpoint(**{**msgspec.structs.asdict(spec), **found})
+
+
+def settled(spec: DesiredEngine, engine: Engine | None, parameters: dict[str, Any]) -> DesiredEngine:
+    """An engine with what is in force where nothing is written."""
+    return msgspec.structs.replace(spec, parameters=parameters, messages_api=messages_api(spec, engine))
+
+
+def messages_api(access: EngineAccess, engine: Engine | None) -> str:
+    """Whether requests of Anthropic's API are passed on: as written, else as the engine is known for."""
+    return access.messages_api or ("native" if engine is not None and engine.serves_messages else "translated")
 
 
 def check_key(access: EngineAccess, problems: Problems, path: FieldPath) -> None:

@@ -319,6 +319,15 @@ class UpstreamSpec(Section, frozen=True):
     """Maximum retries per request over the last minutes, beyond a few that are always allowed."""
 
 
+PATHS = (
+    "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/pooling", "/classify",
+    "/tokenize", "/detokenize",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+    "/v1/images/generations", "/v1/images/edits",
+)  # fmt: skip
+"""Of vLLM, and of other engines that have the same."""
+
+
 class GatewaySpec(Section, frozen=True):
     """The front door."""
 
@@ -340,6 +349,8 @@ class GatewaySpec(Section, frozen=True):
     public_pages: bool | None = None
     """Serve /metrics and the schemas of applications without a key; default: unless there are keys and the gateway
     listens beyond this machine."""
+    paths: tuple[str, ...] = PATHS
+    """Paths of engines, beside those of the OpenAI API and of Anthropic's, that are passed on to instances."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
     """On SIGTERM, running streams get this long to end."""

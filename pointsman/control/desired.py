@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,8 @@ class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable with its API key."""
     api_key_file: ExistingFile = ""
     """The file with its API key."""
+    messages_api: Literal["", "native", "translated"] = ""
+    """Whether it has Anthropic's API, or gets its requests in translation; empty: as its engine is known for."""
 
     @property
     def key(self) -> str:
@@ -133,7 +135,8 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def recipe(self) -> str:
         """What an instance is started from. An instance of another recipe must be replaced."""
-        return msgspec.json.encode([self.model, self.engine], order="sorted").decode()
+        engine = None if self.engine is None else msgspec.structs.replace(self.engine, messages_api="")
+        return msgspec.json.encode([self.model, engine], order="sorted").decode()
 
 
 class Desired(msgspec.Struct, frozen=True):

@@ -333,6 +333,7 @@ class Instance(msgspec.Struct, kw_only=True):
             model_name=spec.model,
             adapters=frozenset((*spec.aliases, *spec.adapters)),
             engine_names=access.names(spec.model, spec.aliases),
+            serves_messages=access.messages_api == "native",
             key=access.key,
             max_concurrency=limit,
             labels=labels,

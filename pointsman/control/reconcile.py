@@ -55,6 +55,7 @@ def _facts(instance: ExecutionInstance) -> dict[str, Any]:
         "aliases": ", ".join(sorted(instance.adapters & instance.engine_names.keys())) or None,
         "adapters": ", ".join(sorted(instance.adapters - instance.engine_names.keys())) or None,
     }
+    names |= {"messagesApi": "native" if instance.serves_messages else "translated"}
     return {"model": instance.model_name, **names, "max_concurrency": instance.max_concurrency, **labels}
 
 

@@ -57,6 +57,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     """`type:` in a manifest."""
+    serves_messages: bool = False
+    """It has Anthropic's API at /v1/messages; an instance that turns out to lack it gets requests in translation."""
     key_variable: ClassVar[str | None] = None
     """The environment variable by which it gets the API key that it asks for; empty: the command sees to that; None:
     it cannot be started with one."""

@@ -44,6 +44,7 @@ class Command(Engine):
         self.health = ProbeRequest("GET", health)
         self.metrics_path = "" if metrics == "none" else metrics_path
         self._dialect = metrics
+        self.serves_messages = metrics in ("vllm", "llama.cpp")
         self.ability = _ABILITIES.get(metrics, EngineAbility(needs_gpu=False))
         self._slots = slots
         self._env = dict(env or {})

@@ -20,6 +20,7 @@ class LlamaCpp(Engine):
     """The HTTP server of llama.cpp with GGUF weights."""
 
     name = "llama.cpp"
+    serves_messages = True
     key_variable = "LLAMA_API_KEY"
     ability = EngineAbility(
         name="llama.cpp",

@@ -14,6 +14,7 @@ class Vllm(Engine):
     """The OpenAI server of vLLM."""
 
     name = "vllm"
+    serves_messages = True
     key_variable = "VLLM_API_KEY"
     ability = EngineAbility(name="vllm")
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from pointsman.gateway.messages import MESSAGES, error_form
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.http.server import ConnectionOwner, ServerConnection
 from pointsman.reasons import Reason
@@ -21,11 +22,17 @@ class GatewayConnection(ServerConnection):
         self.key_memo: tuple[Keys, bytes, Tenant] | None = None
         """The last credentials on this connection, and whose they are."""
 
-    def error(self, status: int, message: str | Reason, code: str | None = None, lines: bytes = b"") -> None:
-        """Answer the current request with an error; a reason goes along as `error.reason`."""
+    def error(
+        self, status: int, message: str | Reason, code: str | None = None, lines: bytes = b"", path: bytes = b""
+    ) -> None:
+        """Answer the current request with an error, in the form of its API; a reason goes along as `error.reason`.
+        `path`: of a request whose body is still to come."""
         extra = {"reason": message.as_dict()} if isinstance(message, Reason) else {}
+        if (path if self.request is None else self.request.path).startswith(MESSAGES):
+            self.answer(status, error_form(status, str(message), code=code, **extra), lines=lines)
+            return
         self.answer(status, error_body(str(message), error_kind(status), code, **extra), lines=lines)
 
-    def refuse(self, error: "NotAdmitted") -> None:
+    def refuse(self, error: "NotAdmitted", path: bytes = b"") -> None:
         """Answer the current request, or one whose body is still to come: it is not admitted."""
-        self.error(error.status, str(error), error.code, error.lines)
+        self.error(error.status, str(error), error.code, error.lines, path)

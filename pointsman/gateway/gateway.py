@@ -11,6 +11,7 @@ from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.messages import COUNT_TOKENS, MESSAGES
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
 from pointsman.gateway.openai import (
@@ -23,6 +24,7 @@ from pointsman.gateway.openai import (
     read_body,
     usage_question,
 )
+from pointsman.gateway.other_apis import MessagesApi, OtherApi
 from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
@@ -36,8 +38,8 @@ from pointsman.runtimes.policy_runner import Watchdog
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
-INFERENCE = (b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses")
-"""Paths whose requests go to instances."""
+INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
+"""Paths of the OpenAI API whose requests go to instances."""
 
 SWEEP_S = 0.25
 """How often timeouts are checked."""
@@ -124,19 +126,26 @@ class Pages:
         self.exact: dict[bytes, GatewayPage] = {}
         self.trees: dict[bytes, GatewayPage] = {}
         """For everything below a path."""
+        self.passed_on: dict[bytes, GatewayPage] = {}
+        """Paths of engines."""
         self.hosts = HostCheck(settings)
+
+    def pass_on(self, paths: Sequence[str], page: GatewayPage) -> None:
+        """Serve the paths of the APIs, and these, by this page."""
+        self.passed_on = dict.fromkeys((*INFERENCE, MESSAGES, COUNT_TOKENS, *(path.encode() for path in paths)), page)
 
     def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
         """What serves a request, and the tenant that sent it. Raises `NotAdmitted`."""
         if not client.is_local:
             self.hosts.check(request.headers)
         path = request.path
-        page = self.exact.get(path)
+        page = self.passed_on.get(path) or self.exact.get(path)
         if page is None:
             page = next((page for tree, page in self.trees.items() if path.startswith(tree)), None)
             if page is None:
-                known = ", ".join(sorted(path.decode() for path in self.exact))
-                why = f"there is nothing at {shown(path.decode('latin-1'))}; there is {known}"
+                known = ", ".join(sorted(path.decode() for path in (*self.exact, *self.passed_on)))
+                more = "gateway.paths lists further paths of engines to pass on"
+                why = f"there is nothing at {shown(path.decode('latin-1'))}; there is {known}; {more}"
                 raise NotAdmitted(404, why, "not_found")
         if page.methods and request.method not in page.methods:
             allowed = b", ".join(page.methods)
@@ -217,7 +226,7 @@ class Gateway:
         self.draining = False
         """No new requests are accepted; those in flight are finished."""
         self.pages = Pages(settings)
-        self.pages.exact |= dict.fromkeys(INFERENCE, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
         self._arrivals = ArrivalBatch(self.upstream)
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
@@ -233,6 +242,7 @@ class Gateway:
         self.traffic.prefix_index_bytes = settings.max_prefix_index_bytes
         self.admission.configure(settings)
         self.pages.hosts = HostCheck(settings)
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
 
     # Connections
 
@@ -256,7 +266,7 @@ class Gateway:
                 self.admission.check_limits(tenant)
         except NotAdmitted as error:
             self.metrics.unread[error.status] += 1
-            client.refuse(error)
+            client.refuse(error, request.path)
 
     def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
         try:
@@ -273,7 +283,8 @@ class Gateway:
         a new one if that is empty."""
         now = time.monotonic()
         try:
-            body = read_body(http.body)
+            api = None if http.path in INFERENCE else _api_of(http, self.traffic)
+            body = read_body(http.body) if api is None else api.body
             lane = self.traffic.by_model.get(body.model) or (None if body.model else only_lane(self.traffic))
             if lane is None:
                 client.error(*unknown_model(body.model, sorted(self.traffic.by_model)))
@@ -297,6 +308,7 @@ class Gateway:
         upstream.retries.requests += 1
         counts = self.metrics.of(lane.name)
         in_flight = ModelRequest(client, http, charge, upstream=upstream, lane=lane, request=request, counts=counts)
+        in_flight.api = api
         if body.stream and http.path in STREAMS_END_WITH_DONE:
             in_flight.usage_question = usage_question(body)
         client.serving = in_flight
@@ -382,6 +394,19 @@ class ArrivalBatch:
             )
             in_flight.refuse(Refusal(Outcome.REJECTED_OTHER, Reason("undecided", {"error": type(error).__name__})))
             return ()
+
+
+def _api_of(http: HttpRequest, traffic: Traffic) -> OtherApi:
+    """The API of a request to another path than OpenAI's. Raises `BadRequest`."""
+    if http.path != MESSAGES and http.path != COUNT_TOKENS:
+        return OtherApi(http)
+
+    def translates(model: str) -> bool:
+        lane = traffic.by_model.get(model) or (None if model else only_lane(traffic))
+        known = [] if lane is None else lane.dispatcher.fleet.instances()
+        return not known or not all(one.serves_messages for one in known)
+
+    return MessagesApi(http, translates=translates)
 
 
 def _dispatcher_settings(settings: GatewaySpec) -> DispatcherSettings:

@@ -19,6 +19,7 @@ from pointsman.gateway.openai import (
     usage_of_stream,
     without_usage,
 )
+from pointsman.gateway.other_apis import OtherApi
 from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage
 from pointsman.http.heads import Bytes, HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
@@ -58,6 +59,8 @@ class ModelRequest(InFlight, eq=False):
     _http: HttpRequest
     _charge: "Charge | None"
     """What it takes from the limits of its tenant; settled wherever the request ends."""
+    api: OtherApi | None = None
+    """None: the OpenAI API, which engines speak."""
     _request_head: bytes = b""
     """The head that was sent last."""
     _body: Bytes = b""
@@ -82,8 +85,13 @@ class ModelRequest(InFlight, eq=False):
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
         lines = _lines_for_engine(http.headers, command)
         lines.append(b"x-request-id: %b\r\n%b" % (request_id, pool.lines))
-        self._body = body_for(self, command, http.body)
-        head = (http.method, http.target, pool.authority, b"".join(lines), len(self._body))
+        target = http.target
+        if self.api is None:
+            self._body = body_for(self, command, http.body)
+        else:
+            self._command = command
+            target, self._body = self.api.outgoing(http, self, instance)
+        head = (http.method, target, pool.authority, b"".join(lines), len(self._body))
         self._request_head = REQUEST_HEAD % head
         self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
         if command.response_headers:
@@ -112,7 +120,8 @@ class ModelRequest(InFlight, eq=False):
             lines += b"retry-after: %d\r\n" % retry_after_s
         if kept is not None:
             lines += b"x-pointsman-instance: %b\r\n" % kept.instance_id.encode()
-            self._client.respond(status, kept.body, kept.head.lines + lines, kept.head.reason)
+            body = kept.body if self.api is None else self.api.error(status, kept.body)
+            self._client.respond(status, body, kept.head.lines + lines, kept.head.reason)
             self.lane.look_for_idle()
             return
         if refusal.drop_reason:
@@ -127,15 +136,19 @@ class ModelRequest(InFlight, eq=False):
     # The response of the instance
 
     def answered(self, head: ResponseHead, body: bytes) -> None:
-        if head.status >= 400 and (asked_too_much(self, head.status) or self._asks_another(head, body, RETRIED)):
+        if head.status >= 400 and (asked_too_much(self, head.status) or self._asks_otherwise(head.status)):
+            return
+        if head.status >= 400 and self._asks_another(head, body, RETRIED):
             return
         usage: Usage | None = None
-        if head.status == 200 and len(body) <= MAX_USAGE_BYTES:
-            try:
+        try:
+            if head.status == 200 and len(body) <= MAX_USAGE_BYTES and self._reads(head):
                 usage = usage_of(body)
-            except msgspec.DecodeError as error:
-                self._failed(f"its answer is not JSON: {error}")
-                return
+            if self.api is not None:
+                body = self._translated(head.status, body)
+        except msgspec.DecodeError as error:
+            self._failed(f"its answer is not JSON: {error}")
+            return
         client = self._client
         if client.paused:
             self.resume()
@@ -143,12 +156,33 @@ class ModelRequest(InFlight, eq=False):
         client.respond(head.status, body, head.lines + self._lines, head.reason)
         self._ended(head.status, usage, None if usage is None else usage.output, len(body))
 
+    def _asks_otherwise(self, status: int) -> bool:
+        """Send it again to the same instance, which does not have the API that it should."""
+        if self.api is None or self._command is None or not self.api.refused(self, status):
+            return False
+        self._attempt = None
+        self.send(self._command)
+        return True
+
+    def _reads(self, head: ResponseHead) -> bool:
+        """Whether the answer is JSON; engines may answer otherwise at paths of their own."""
+        return self.api is None or self.api.serves_json or b"json" in head.content_type.lower()
+
+    def _translated(self, status: int, body: bytes) -> bytes:
+        assert self.api is not None
+        if status >= 400:
+            return self.api.error(status, body)
+        self.api.served(self)
+        return self.api.answer(body) if status == 200 else body
+
     def stream_began(self, head: ResponseHead) -> None:
         """Send nothing yet: until an event with data has arrived, another instance can take over."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
         if self.usage_question is not None and head.status == 200:
             learn_usage(self)
+        if self.api is not None and head.status == 200:
+            self.api.served(self)
         self._unrenewed_bytes = PROGRESS_BYTES  # the first byte is progress
 
     def stream_piece(self, payload: bytes) -> None:
@@ -160,10 +194,12 @@ class ModelRequest(InFlight, eq=False):
         if events.has_data:
             now = time.monotonic()
             self.deadline = now + self.upstream.settings.stall_timeout
-            if self._asked and b"[]" in payload:  # usage comes with empty choices
+            if self.api is not None:
+                payload = self.api.events(payload)
+            elif self._asked and b"[]" in payload:  # usage comes with empty choices
                 payload = without_usage(payload)
-                if not payload:
-                    return
+            if not payload:
+                return
             if self._stream is not None:
                 self._stream.write(payload)
                 self.counts.between_tokens.add(now - self._last_piece_at)
@@ -205,15 +241,21 @@ class ModelRequest(InFlight, eq=False):
         self._attempt = None
         rest = b"" if events is None else events.held
         has_mark = self._http.path in STREAMS_END_WITH_DONE or not (head.chunked or head.length is not None)
+        if self.api is not None:
+            has_mark = self.api.ends_with_done
         if events is not None and has_mark and not ends_with_done(events.last + rest):
             self._failed("its stream ended without the end mark")
             return
         stream = self._stream
+        if self.api is not None and events is not None:
+            rest = self.api.end(rest)
         if stream is None:
             self._begin(self._preamble + rest, time.monotonic()).end()
         else:
             stream.end(rest)
-        usage = None if events is None else usage_of_stream(events)
+        usage: Usage | None = None
+        if events is not None:
+            usage = usage_of_stream(events) if self.api is None else self.api.usage(events, self._preamble)
         tokens = usage.output if usage is not None else None if events is None else max(events.events - 2, 0)
         self._ended(head.status, usage, tokens)
 
@@ -306,7 +348,10 @@ class ModelRequest(InFlight, eq=False):
         if events is None:
             self._client.abort()  # a length was promised that cannot be kept
             return
-        last = event(error_body(f"the answer was cut off: {why}", "server_error", "stream_interrupted"))
+        why = f"the answer was cut off: {why}"
+        last = event(error_body(why, "server_error", "stream_interrupted"))
+        if self.api is not None:
+            last = self.api.broken(why)
         stream.end(last if events.last.endswith(b"\n") else b"\n\n" + last)  # else part of a long event is out
 
 

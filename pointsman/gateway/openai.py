@@ -45,7 +45,8 @@ class ClientHeaders(Mapping[str, str]):
 STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Paths whose streams end with `data: [DONE]`."""
 
-EMBEDDINGS = b"/v1/embeddings"
+WRITES = STREAMS_END_WITH_DONE | {b"/v1/responses", b"/v1/messages"}
+"""Paths whose answers have tokens that a model has written."""
 
 MAX_PRIORITY = 1_000_000
 """The minimum is -MAX_PRIORITY."""
@@ -81,6 +82,7 @@ class Body(msgspec.Struct):
     prompt: Raw = Raw()
     input: Raw = Raw()
     instructions: Raw = Raw()
+    system: Raw = Raw()
     tools: Raw = Raw()
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -100,7 +102,7 @@ class Body(msgspec.Struct):
             if 0 < len(several) <= MAX_APART:
                 return tuple(map(bytes, several))
         prompt = memoryview(self.messages) or memoryview(self.prompt) or memoryview(self.input)
-        prefix = bytes(self.tools) or bytes(self.instructions)
+        prefix = bytes(self.tools) + bytes(self.instructions) + bytes(self.system)
         if prefix:
             return prefix + prompt
         return prompt if len(prompt) > COPIED_BYTES else bytes(prompt)
@@ -248,7 +250,7 @@ def _tokens(limit: int | None) -> int | None:
 
 def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
     """The most tokens that the answer may have; `assumed`: of a choice, if the body sets no limit."""
-    if path == EMBEDDINGS:
+    if path not in WRITES:
         return 0
     given = (_tokens(body.max_tokens), _tokens(body.max_completion_tokens), _tokens(body.max_output_tokens))
     limit = max(filter(None, given), default=assumed)  # engines differ in which one they obey
@@ -315,7 +317,8 @@ class Usage(msgspec.Struct):
 
 
 class _ReportedUsage(msgspec.Struct):
-    """The responses API has input and output instead of prompt and completion."""
+    """The responses API has input and output instead of prompt and completion. Anthropic's does not count what was
+    cached as input."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
@@ -323,6 +326,8 @@ class _ReportedUsage(msgspec.Struct):
     output_tokens: Tokens | None = None
     prompt_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
+    cache_read_input_tokens: Tokens | None = None
+    cache_creation_input_tokens: Tokens | None = None
 
 
 class _Response(msgspec.Struct):
@@ -332,6 +337,7 @@ class _Response(msgspec.Struct):
 class _UsageBody(msgspec.Struct):
     usage: _ReportedUsage | None = None
     response: _Response | None = None
+    message: _Response | None = None
 
 
 _decode_usage = msgspec.json.Decoder(_UsageBody).decode
@@ -344,11 +350,16 @@ def usage_of(body: bytes) -> Usage | None:
     except (msgspec.ValidationError, RecursionError):  # JSON of another shape
         return None
     reported = read.usage
-    if reported is None and read.response is not None:
-        reported = read.response.usage
+    whole = read.response or read.message
+    if reported is None and whole is not None:
+        reported = whole.usage
     if reported is None:
         return None
     details = reported.prompt_tokens_details or reported.input_tokens_details
+    if reported.cache_read_input_tokens is not None and reported.input_tokens is not None:
+        cached = reported.cache_read_input_tokens
+        total = reported.input_tokens + cached + (reported.cache_creation_input_tokens or 0)
+        return Usage(total, reported.output_tokens, cached)
     return Usage(
         reported.input_tokens if reported.prompt_tokens is None else reported.prompt_tokens,
         reported.output_tokens if reported.completion_tokens is None else reported.completion_tokens,

@@ -356,6 +356,8 @@ class Upstream:
         self._pools: dict[str, ConnectionPool] = {}
         """By instance id."""
         self._keys_read_at = 0.0
+        self.lacks: set[tuple[str, bytes]] = set()
+        """Instances, and paths that they lack although their engines should have them."""
         self.takes_usage: dict[str, bool] = {}
         """By instance: whether it takes `stream_options.include_usage`, once that is known."""
 
@@ -393,6 +395,7 @@ class Upstream:
     def instance_left(self, instance_id: str) -> None:
         """Ignore what the instance still sends: its requests were sent to others, or wait."""
         self.takes_usage.pop(instance_id, None)
+        self.lacks = {one for one in self.lacks if one[0] != instance_id}
         for in_flight in self.in_flight.values():
             if in_flight.instance_id == instance_id:
                 in_flight.let_go()
