@@ -4,7 +4,9 @@ instances, which ask for a key of their own."""
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -71,6 +73,46 @@ class TestOpenAI:
                 return (await client.responses.create(model=model, input="import", max_output_tokens=4)).output_text
 
         assert asyncio.run(ask())
+
+
+HELLO: Any = [{"role": "user", "content": "def f():"}]
+
+
+@pytest.mark.parametrize("where", ["near", "far"])
+class TestAnthropic:
+    """Translated by the first gateway, and passed on to llama.cpp by the second one."""
+
+    def test_messages_streams_and_counts(self, near: LivePlane, far: LivePlane, where: str) -> None:
+        url, key, model = (near.url, KEY, "gpt-4o-mini") if where == "near" else (far.url, FAR_KEY, SERVED)
+        with anthropic.Anthropic(base_url=url, api_key=key, max_retries=0) as client:
+            done = client.messages.create(
+                model=model, messages=HELLO, system="Be short", max_tokens=4, extra_body=IGNORE_EOS
+            )
+            assert (done.stop_reason, done.usage.output_tokens) == ("max_tokens", 4)
+            assert done.content[0].type == "text"
+            with client.messages.stream(model=model, messages=HELLO, max_tokens=4, extra_body=IGNORE_EOS) as stream:
+                text = "".join(stream.text_stream)
+                final = stream.get_final_message()
+            assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
+            assert text
+            usage = final.usage
+            counted = client.messages.count_tokens(model=model, messages=HELLO).input_tokens
+            assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+            with pytest.raises(anthropic.NotFoundError):
+                client.messages.create(model="unknown", messages=HELLO, max_tokens=4)
+
+    def test_async(self, near: LivePlane, far: LivePlane, where: str) -> None:
+        url, key, model = (near.url, KEY, "tiny") if where == "near" else (far.url, FAR_KEY, "unused")
+
+        async def ask() -> int:
+            async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
+                asked = [
+                    client.messages.create(model=model, messages=HELLO, max_tokens=3, extra_body=IGNORE_EOS)
+                    for _ in range(4)
+                ]
+                return sum(done.usage.output_tokens for done in await asyncio.gather(*asked))
+
+        assert asyncio.run(ask()) == 12
 
 
 def test_no_key_is_shown_anywhere(client: openai.OpenAI, near: LivePlane, far: LivePlane) -> None:
