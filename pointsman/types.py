@@ -144,6 +144,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     gpu_count: int = 1
+    """0: it runs on CPUs."""
     can_accept_request: bool = True
     """Set by its health check or operator. Whether there is room is derived from the load."""
     closed: Reason | None = None
@@ -157,6 +158,8 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """Of the whole instance, over all its requests."""
     price_per_gpu_hour: float | None = None
     """None: the price of the policy."""
+    price_per_hour: float | None = None
+    """Of the whole instance; None: that of its GPUs."""
     adapters: frozenset[str] = frozenset()
     """Further model names that it serves (LoRA adapters, aliases)."""
     engine_names: Mapping[str, str] = {}
@@ -238,3 +241,5 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its GPUs use the memory of the machine."""
     files: frozenset[str] = frozenset()
     """Models whose files are on this worker."""
+    price_per_gpu_hour: float | None = None
+    """None: that of the deployment."""

@@ -84,6 +84,7 @@ class InstanceRow:
     def row(self) -> list[str]:
         data = self._data
         limit, usage = data["max_concurrency"], data["kv_cache_usage"]
+        rate, cost = data.get("tokens_per_second"), data.get("cost_per_million_tokens")
         return [
             self.name,
             self.state,
@@ -91,13 +92,17 @@ class InstanceRow:
             data["process"] or "",
             f"{data['in_flight']} of {limit}" if limit else str(data["in_flight"]),
             "" if usage is None else f"{usage:.0%}",
+            "" if rate is None else f"{rate:.3g}",
+            "" if cost is None else f"{cost:.3g}",
             str(data["restarts"] or ""),
             duration(data["since_s"]),
             self.short_reason,
         ]
 
 
-INSTANCE_HEADS = ("instance", "state", "at", "pid", "requests", "cache", "restarts", "for", "reason")
+INSTANCE_HEADS = (
+    "instance", "state", "at", "pid", "requests", "cache", "tokens/s", "cost/1M", "restarts", "for", "reason"
+)  # fmt: skip
 
 
 class DeploymentRow:
@@ -254,7 +259,14 @@ def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], p
 
 
 def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
-    head, rule, *lines = text_table(INSTANCE_HEADS, [one.row() for one in instances]).split("\n")
+    rows = [one.row() for one in instances]
+    heads = [*INSTANCE_HEADS]
+    for name in ("cost/1M", "tokens/s"):  # of interest where there are prices
+        at = heads.index(name)
+        if not any(row[heads.index("cost/1M") if "cost/1M" in heads else at] for row in rows):
+            del heads[at]
+            rows = [[*row[:at], *row[at + 1 :]] for row in rows]
+    head, rule, *lines = text_table(heads, rows).split("\n")
     start = head.index("state")
     painted = []
     for line, one in zip(lines, instances, strict=True):

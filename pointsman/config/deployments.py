@@ -21,12 +21,20 @@ from pointsman.config.schema import (
     DeploymentSpec,
     EndpointSpec,
     PlacementSpec,
+    PriceSpec,
     ResourcesSpec,
     SchedulingSpec,
 )
 from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.config.yaml import read_yaml, text_of
-from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, DesiredEngine, EngineAccess, Lifecycle
+from pointsman.control.desired import (
+    DesiredDeployment,
+    DesiredEndpoint,
+    DesiredEngine,
+    EngineAccess,
+    HourlyPrice,
+    Lifecycle,
+)
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
 from pointsman.parameters import NoEffect, base_url, packaged, read_key
@@ -34,7 +42,7 @@ from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.selection import LabelSelector
-from pointsman.strategies import SchedulingPolicy
+from pointsman.strategies import AdaptivePolicy, CostOptimizedPolicy, SchedulingPolicy
 from pointsman.types import MAX_NAME
 
 DEPLOYMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -70,6 +78,7 @@ class Deployments:
         ask = None
         if engine is not None and spec.placement is not INVALID:
             ask = ask_of(spec.placement, spec.name, engine, self._problems, (*path, "placement"))
+        self._check_price(spec, how, path)
         written = self._problems.written((*path, "replicas"))
         scaled = scaling(spec.scaling, self._problems, (*path, "scaling"), replicas=spec.replicas if written else None)
         if len(self._problems):
@@ -85,6 +94,7 @@ class Deployments:
             endpoints=endpoints,
             max_concurrency=spec.max_concurrency,
             labels=spec.labels,
+            price=_hourly(spec.price),
             lifecycle=lifecycle,
             ask=ask,
         )
@@ -100,6 +110,16 @@ class Deployments:
             price=spec.price,
             scaling=scaled,
         )
+
+    def _check_price(self, spec: DeploymentSpec, how: "Scheduling", path: FieldPath) -> None:
+        if not isinstance(how.policy, CostOptimizedPolicy | AdaptivePolicy):
+            return
+        priced = spec.price is not None and (spec.price.per_gpu_hour, spec.price.per_instance_hour) != (None, None)
+        given = spec.scheduling is not None and "pricePerGpuHour" in (spec.scheduling.parameters or {})
+        each = bool(spec.endpoints) and all(one.price_per_hour is not None for one in spec.endpoints)
+        if not priced and not given and not each:
+            assumed = f"costs assume {how.policy.price_per_gpu_hour:g} per GPU hour, and are unknown on CPUs"
+            self._problems.warn((*path, "scheduling"), f"{assumed}; set price.perGpuHour or price.perInstanceHour")
 
     def _check_names(self, spec: DeploymentSpec, path: FieldPath) -> None:
         self._names.take(spec.name, path)
@@ -193,6 +213,12 @@ def _discovers(spec: DeploymentSpec) -> bool:
     """Whether its scheduling names a plugin that lists endpoints."""
     config = spec.scheduling.config if spec.scheduling else None
     return config is not None and bool(discovery_reference(config)[0])
+
+
+def _hourly(spec: PriceSpec | None) -> HourlyPrice:
+    if spec is None:
+        return HourlyPrice()
+    return HourlyPrice(**{name: getattr(spec, name) for name in HourlyPrice.__struct_fields__})
 
 
 def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:

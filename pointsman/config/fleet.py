@@ -86,6 +86,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     used: UsedSpec = UsedSpec()
     files: list[str] = []
     """Models whose files are on it."""
+    price_per_gpu_hour: Amount | None = None
     gpus: list[GpuSpec] = []
 
 
@@ -182,6 +183,7 @@ class Workers:
             reserved_gpu_bytes=reserved_gpu,
             unified_memory=bool(spec.unified_memory),
             files=frozenset(name for _, name in usable(spec.files)),
+            price_per_gpu_hour=spec.price_per_gpu_hour,
         )
 
     def _names(self, spec: FleetWorkerSpec, path: FieldPath) -> list[str]:

@@ -17,6 +17,7 @@ from pointsman.config.schema import BandTemplate, FlowControlSpec, PickerBody, P
 from pointsman.config.validation import INVALID, usable
 from pointsman.errors import did_you_mean
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.estimates import UNKNOWN_PRICE
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import EndpointDiscovery
 from pointsman.routing.producers import BurstPrefixCacheProducer, InflightLoadProducer
@@ -235,7 +236,7 @@ class Profiles:
         if useful[-1].plugin is INVALID:
             return None
         own = {type(entry.plugin) for entry in useful}  # a declared filter replaces the default one of its type
-        demands = Demands()
+        demands = Demands(UNKNOWN_PRICE)
         if own.isdisjoint(map(type, demands.filters)):
             return Profile(name, demands, *useful)
         return Profile(name, *(demand for demand in demands.filters if type(demand) not in own), *useful)

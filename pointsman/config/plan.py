@@ -13,6 +13,8 @@ from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
 from pointsman.routing.endpoints import Endpoint
+from pointsman.routing.estimates import UNKNOWN_PRICE
+from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute, DispatchPlan
@@ -182,9 +184,11 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     def dispatch_plan(self) -> DispatchPlan:
         """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""
         if self.policy is not None:
-            return plan_for(self.policy, first_wait_s=self.first_wait_s)
-        assert self.picker is not None, "a deployment has a policy or a picker"
-        return self.picker.dispatch_plan(self.first_wait_s)
+            made, price = plan_for(self.policy, first_wait_s=self.first_wait_s), self.policy.price_per_gpu_hour
+        else:
+            assert self.picker is not None, "a deployment has a policy or a picker"
+            made, price = self.picker.dispatch_plan(self.first_wait_s), UNKNOWN_PRICE
+        return msgspec.structs.replace(made, budget=WithinBudget(price))
 
     def summary(self) -> str:
         wanted = self.desired
@@ -282,6 +286,10 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     def worker_labels(self) -> dict[str, str]:
         """The labels of the machine that runs the plane."""
         return {name: value for worker in self.workers for name, value in worker.labels.items()}
+
+    def worker_price(self) -> float | None:
+        """The price of a GPU hour on that machine; None if none is given."""
+        return next((one.price_per_gpu_hour for one in self.workers if one.price_per_gpu_hour is not None), None)
 
     def user_configs(self) -> dict[str, Any]:
         return {name: config for one in self.applications for name, config in one.user_configs.items()}

@@ -199,6 +199,8 @@ class WorkerSpec(Section, frozen=True):
 
     name: str
     labels: dict[str, str] = {}
+    price_per_gpu_hour: Amount | None = None
+    """For deployments without a price of their own."""
 
 
 class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
@@ -274,8 +276,14 @@ class KeySpec(Section, frozen=True):
 
 
 class PriceSpec(Section, frozen=True):
-    """Prices of tokens, for budgets."""
+    """Prices: of instances, for policies that consider cost and for budgets of requests; of tokens, for budgets of
+    tenants."""
 
+    per_gpu_hour: Amount | None = None
+    per_instance_hour: Amount | None = None
+    """Instead of `per_gpu_hour`; for instances on CPUs."""
+    tokens_per_second: Above0 | None = None
+    """Throughput of an instance before it was measured; default: 1,000 per GPU, 50 on CPUs."""
     per_million_input_tokens: Amount = 0.0
     per_million_output_tokens: Amount = 0.0
     assumed_output_tokens: Count | None = None

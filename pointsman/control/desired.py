@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from pointsman.parameters import Count, ExistingFile, Part, Time, key_source
+from pointsman.parameters import Above0, Amount, Count, ExistingFile, Number, Part, Time, key_source
 from pointsman.placement.asks import Ask
 
 
@@ -87,6 +87,12 @@ class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
     """The engine whose metrics it has: vllm, llama.cpp, sglang, simulated; openai: no metrics."""
     max_concurrency: Count | None = None
     labels: Mapping[str, str] = {}
+    gpus: Number = 1
+    """That it runs on; 0: on CPUs. For costs."""
+    price_per_hour: Amount | None = None
+    """Of the whole server; None: by the price of the deployment."""
+    tokens_per_second: Above0 | None = None
+    """Its throughput, before it was measured; None: that of the deployment."""
 
     @property
     def address(self) -> Address:
@@ -102,6 +108,33 @@ def _address(url: str, key: str) -> Address:
     if not colon or not port.isdecimal():
         return Address(rest.partition("/")[0].strip("[]"), 443 if tls else 80, tls, key)
     return Address(host.strip("[]"), int(port), tls, key)
+
+
+CPU_TOKENS_PER_S, GPU_TOKENS_PER_S = 50.0, 1000.0
+"""The throughput that an instance on CPUs, and each GPU of another, is assumed to have before it was measured."""
+
+
+class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance costs."""
+
+    per_gpu_hour: float | None = None
+    per_instance_hour: float | None = None
+    tokens_per_second: float | None = None
+    """Of an instance, before it was measured; None: an assumption."""
+
+    def of_instance(self, gpus: int) -> float | None:
+        """Per hour; None if unknown."""
+        if self.per_instance_hour is not None:
+            return self.per_instance_hour
+        return None if self.per_gpu_hour is None or not gpus else self.per_gpu_hour * gpus
+
+    def throughput(self, gpus: int) -> float | None:
+        """Tokens per second to start with; None if costs are of no interest."""
+        if self.tokens_per_second is not None:
+            return self.tokens_per_second
+        if self.of_instance(gpus) is None:
+            return None
+        return GPU_TOKENS_PER_S * gpus if gpus else CPU_TOKENS_PER_S
 
 
 class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +156,7 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     engine_slots: int | None = None
     """Concurrent requests per instance according to the engine; None if unknown."""
     labels: Mapping[str, str] = {}
+    price: HourlyPrice = HourlyPrice()
     lifecycle: Lifecycle = Lifecycle()
     ask: Ask | None = None
     """What to ask the placer for, but for the instance's name; None if instances need no place."""

@@ -50,7 +50,7 @@ from zlib import crc32
 
 import msgspec
 
-from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, EngineAccess
+from pointsman.control.desired import DesiredDeployment, DesiredEndpoint, EngineAccess, HourlyPrice
 from pointsman.placement.asks import Place
 from pointsman.reasons import Reason
 from pointsman.scaling.deployment import ReplicaCounts
@@ -325,6 +325,9 @@ class Instance(msgspec.Struct, kw_only=True):
             labels |= endpoint.labels
         elif limit is None:
             limit = spec.engine_slots
+        price, gpus = spec.price, 0 if self.place is None else len(self.place.gpus)  # none that is known of
+        if endpoint is not None:
+            gpus, price = endpoint.gpus, _own_price(endpoint, price)
         return ExecutionInstance(
             instance_id=self.id,
             host=self.host,
@@ -336,10 +339,22 @@ class Instance(msgspec.Struct, kw_only=True):
             serves_messages=access.messages_api == "native",
             key=access.key,
             max_concurrency=limit,
+            tensor_parallel_size=1 if self.place is None else self.place.tensor_parallel_size,
+            pipeline_parallel_size=1 if self.place is None else self.place.pipeline_parallel_size,
+            gpu_count=gpus,
+            price_per_gpu_hour=price.per_gpu_hour,
+            price_per_hour=price.of_instance(gpus),
+            throughput_tokens_per_sec=price.throughput(gpus),
             labels=labels,
             can_accept_request=accepting,
             closed=self.reason if self.phase is Phase.EJECTED else None,
         )
+
+
+def _own_price(endpoint: DesiredEndpoint, price: HourlyPrice) -> HourlyPrice:
+    per_hour = price.per_instance_hour if endpoint.price_per_hour is None else endpoint.price_per_hour
+    rate = price.tokens_per_second if endpoint.tokens_per_second is None else endpoint.tokens_per_second
+    return HourlyPrice(per_gpu_hour=price.per_gpu_hour, per_instance_hour=per_hour, tokens_per_second=rate)
 
 
 def instance_status(one: Instance) -> InstanceStatus:

@@ -106,9 +106,19 @@ def labels_at(places: Places, place: Place | None) -> dict[str, str]:
 
 
 def labels_change(places: Places, worker: Worker) -> bool:
-    """Whether a worker that is known would get other labels."""
+    """Whether a worker that is known would get other labels, or another price."""
     known = places._workers.get(worker.name)
-    return known is not None and known.labels != worker.labels
+    before = None if known is None else (known.labels, known.price_per_gpu_hour)
+    return known is not None and before != (worker.labels, worker.price_per_gpu_hour)
+
+
+def price_at(places: Places, place: Place | None) -> float | None:
+    """The price per hour of the GPUs of a place by the prices of its workers; None if one of them has none."""
+    if place is None or not place.gpus:
+        return None
+    known = [places._workers[name].price_per_gpu_hour for name, _ in place.gpus if name in places._workers]
+    prices = [price for price in known if price is not None]
+    return sum(prices) if len(prices) == len(place.gpus) else None
 
 
 def preview(

@@ -51,12 +51,16 @@ def _flat(recipe: str) -> dict[str, Any]:
 
 def _facts(instance: ExecutionInstance) -> dict[str, Any]:
     labels = {f"label {name}": value for name, value in instance.labels.items()}
-    names = {
+    facts = {
+        "model": instance.model_name,
         "aliases": ", ".join(sorted(instance.adapters & instance.engine_names.keys())) or None,
         "adapters": ", ".join(sorted(instance.adapters - instance.engine_names.keys())) or None,
+        "max_concurrency": instance.max_concurrency,
+        "price per hour": instance.price_per_hour,
+        "tokens per second": instance.throughput_tokens_per_sec,
+        "messagesApi": "native" if instance.serves_messages else "translated",
     }
-    names |= {"messagesApi": "native" if instance.serves_messages else "translated"}
-    return {"model": instance.model_name, **names, "max_concurrency": instance.max_concurrency, **labels}
+    return facts | labels
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Reason | None:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Collection
 
 from pointsman.control import events
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
+from pointsman.control.desired import GPU_TOKENS_PER_S, Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.instances import IDLE_PROBES_PER_S, Instance, Phase, spread
-from pointsman.control.places import Places, labels_at
+from pointsman.control.places import Places, labels_at, price_at
 from pointsman.placement.refusals import Refused
 from pointsman.reasons import Reason
 
@@ -75,6 +75,10 @@ class Transition:
         current = instance.served(instance.phase is Phase.READY)
         if instance.endpoint is None:
             current.labels = labels_at(self.state.places, instance.place) | current.labels
+            if current.price_per_hour is None:
+                current.price_per_hour = price_at(self.state.places, instance.place)
+                if current.price_per_hour is not None and current.throughput_tokens_per_sec is None:
+                    current.throughput_tokens_per_sec = GPU_TOKENS_PER_S * current.gpu_count
         if instance.serving is None:
             self.commands.append(events.Admit(instance.deployment, current))
         elif instance.serving != current:

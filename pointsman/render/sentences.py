@@ -213,6 +213,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     # Why no instance was chosen
     "none-chosen": _none_chosen,
     "no-instance-can-take": _with_absence(_no_instance),
+    "beyond-budget": "it would cost {cost:.3g} on the cheapest of {instances} instances; its budget is {budget:.3g}",
+    "budget-not-judged": "its budget cannot be judged, as no instance has a price; set price of the deployment",
     "no-profile-ran": "no profile was run",
     "not-one-profile": "one profile result was expected, found {profiles}",
     "profile-chose-none": 'profile "{profile}" chose no endpoint',

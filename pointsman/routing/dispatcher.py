@@ -58,6 +58,7 @@ class RequestEvents:
         self._max_tries = max_tries
         self.is_open = is_open
         """False once the dispatcher is shutting down."""
+        self._budget = plan.budget
         self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.sheds_only
         """Whether only the choice itself stands between a request of priority 0 or above and an instance."""
 
@@ -97,6 +98,10 @@ class RequestEvents:
     def _denial(self, request: RequestMetadata, now: float) -> Refusal | None:
         if not self.is_open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("not-taking-requests"))
+        if request.cost_budget is not None and self._budget is not None:
+            why = self._budget.hopeless(request, self._fleet.serving(request.model_name))
+            if why is not None:
+                return Refusal(Outcome.REJECTED_UNSCHEDULABLE, why)
         if self._hooks.sheds_only and (request.priority >= 0 or self._hooks.shedding is None):
             return None
         serving = self._fleet.serving(request.model_name)
@@ -138,7 +143,11 @@ class RequestEvents:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0, now)
         sent.endpoint.worked_at = now
-        self._fleet.load.learn_latency(sent.endpoint, (now - sent.item.taken_at) * 1000, sent.lightness)
+        seconds = now - sent.item.taken_at
+        self._fleet.load.learn_latency(sent.endpoint, seconds * 1000, sent.lightness)
+        if event.output_tokens:
+            prompt = sent.item.request.input_tokens if event.input_tokens is None else event.input_tokens
+            self._fleet.load.learn_throughput(sent.endpoint, prompt + event.output_tokens, seconds, sent.lightness)
         self._journal.served(event, now)
         if self._pools.busy:
             self._sender.room_on(sent.endpoint, now, commands)

@@ -44,12 +44,16 @@ ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
 """nan: never measured. The same goes for throughput and price."""
 THROUGHPUT = "throughput_tokens_per_sec"
-GPU_SECONDS_PER_TOKEN = "gpu_seconds_per_token"
-"""gpu_count / throughput"""
-PRICE = "price_per_gpu_hour"
+"""Tokens of prompts and answers per second, over all requests on it: as declared, and then as learned."""
+GPUS = "gpu_count"
+PRICE = "price_per_hour"
+"""Of the whole instance."""
 
 LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
+
+THROUGHPUT_MEMORY = 5_000.0
+"""Tokens. What was declared of the throughput, and what was learned so far, count as much as this many new ones."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -230,6 +234,20 @@ class LoadColumns:
         columns[LATENCY_MS][row] = average
         columns[EXPECTED_MS][row] = average / columns[LIGHTNESS][row]
 
+    def learn_throughput(self, endpoint: Endpoint, tokens: float, seconds: float, lightness_then: float) -> None:
+        """A request of `tokens` took this long, sent at this lightness. The tokens of all requests that shared the
+        instance with it come to as many times more. The time per token is averaged, as that is what costs."""
+        if endpoint.row < 0 or not (tokens > 0 and seconds > 0):
+            return
+        columns, row, limit = self.columns, endpoint.row, endpoint.instance.max_concurrency
+        most = LIMIT_IF_UNKNOWN if limit is None else limit or 1
+        others = (most / lightness_then - most + columns[LOAD][row]) / 2  # the mean of then and now
+        per_token, before = seconds / (tokens * (1.0 + others)), columns[THROUGHPUT][row]
+        if not isnan(before):
+            share = tokens / (tokens + THROUGHPUT_MEMORY)
+            per_token = (1.0 - share) / before + share * per_token
+        columns[THROUGHPUT][row] = 1.0 / per_token
+
 
 class EndpointTable:
     """All endpoints, and one roster of them whose columns follow every change."""
@@ -266,17 +284,19 @@ class EndpointTable:
         return roster
 
     def instances(self) -> list[ExecutionInstance]:
-        """Copies of the instances, with their current load and latency. One that is paused does not accept requests."""
-        loads, latencies, accepting = self._columns[LOAD], self._columns[LATENCY_MS], self._columns[ACCEPTS]
+        """Copies of the instances, with their current load and what was learned. One that is paused does not accept
+        requests."""
+        current = (self._columns[name] for name in (LOAD, LATENCY_MS, THROUGHPUT, ACCEPTS))
         return [
             msgspec.structs.replace(
                 endpoint.instance,
                 current_load=int(load),
                 avg_latency_ms=None if isnan(latency_ms) else float(latency_ms),
+                throughput_tokens_per_sec=None if isnan(throughput) else float(throughput),
                 can_accept_request=bool(accepts),
                 labels=dict(endpoint.labels),
             )
-            for endpoint, load, latency_ms, accepts in zip(self._endpoints, loads, latencies, accepting, strict=True)
+            for endpoint, load, latency_ms, throughput, accepts in zip(self._endpoints, *current, strict=True)
         ]
 
     def add(self, instance: ExecutionInstance) -> Endpoint:
@@ -288,10 +308,13 @@ class EndpointTable:
         endpoint = self[instance.instance_id]
         columns = dict(self._columns)
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
-        endpoint.instance = instance = _own(instance)
+        before, endpoint.instance = endpoint.instance, _own(instance)
+        instance = endpoint.instance
         declared = {name: read(instance) for name, read in _DECLARED.items()}
         if isnan(declared[LATENCY_MS]):
             del declared[LATENCY_MS]  # what was learned stays
+        if isnan(declared[THROUGHPUT]) or declared[THROUGHPUT] == known(before.throughput_tokens_per_sec):
+            del declared[THROUGHPUT]
         if instance.instance_id in self.pauses:
             declared[ACCEPTS] = 0.0
         else:
@@ -408,13 +431,21 @@ def known(measurement: float | None) -> float:
     return nan if measurement is None or not measurement > 0 else float(measurement)
 
 
+def hourly_price(instance: ExecutionInstance) -> float:
+    """Of the whole instance; nan if its owner has not said."""
+    if instance.price_per_hour is not None:
+        return float(instance.price_per_hour)
+    per_gpu = instance.price_per_gpu_hour
+    return nan if per_gpu is None or not instance.gpu_count else float(per_gpu * instance.gpu_count)
+
+
 _DECLARED: dict[str, Callable[[ExecutionInstance], float]] = {
     LIMIT: lambda i: inf if i.max_concurrency is None else float(i.max_concurrency),
     ACCEPTS: lambda i: float(i.can_accept_request),
     LATENCY_MS: lambda i: known(i.avg_latency_ms),
     THROUGHPUT: lambda i: known(i.throughput_tokens_per_sec),
-    GPU_SECONDS_PER_TOKEN: lambda i: i.gpu_count / known(i.throughput_tokens_per_sec),
-    PRICE: lambda i: nan if i.price_per_gpu_hour is None else float(i.price_per_gpu_hour),
+    GPUS: lambda i: float(i.gpu_count),
+    PRICE: hourly_price,
 }
 _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LOAD: lambda i: float(i.current_load),

@@ -3,21 +3,34 @@
 Latency: the instance's average, stretched by its load (twice the average at its limit). Without an average, the time to
 generate the tokens if the requests on the instance share its throughput. Without either it is unknown.
 
-Cost: what the instance's GPUs cost while it processes the tokens at its throughput. Without a throughput it is unknown.
+Cost: what the instance costs while it processes the tokens at its throughput, at its own price, or at a price per GPU
+for those without one. Without a throughput or a price it is unknown.
 """
 
 from collections.abc import Mapping
-from math import isnan
+from math import isnan, nan
 
-from pointsman.routing.endpoints import EXPECTED_MS, GPU_SECONDS_PER_TOKEN, LOAD, PRICE, THROUGHPUT
+from pointsman.routing.endpoints import (
+    EXPECTED_MS,
+    GPUS,
+    LATENCY_MS,
+    LOAD,
+    PRICE,
+    THROUGHPUT,
+    Endpoint,
+    EndpointTable,
+)
 from pointsman.routing.plugins import Endpoints
 from pointsman.selection import Column, PerMembers
 from pointsman.selection.arrays import np
-from pointsman.selection.columns import array, column_of
+from pointsman.selection.columns import array, column_of, or_else, quotient
 from pointsman.types import RequestMetadata
 
 DEFAULT_PRICE_PER_GPU_HOUR = 2.0
 """Roughly the rent of a data-centre GPU. Set your own: budgets and estimated costs depend on it."""
+
+UNKNOWN_PRICE = nan
+"""Instances without a price of their own have unknown costs."""
 
 DEFAULT_OUTPUT_TOKENS = 256
 """For requests without `max_tokens`."""
@@ -49,24 +62,20 @@ class CostRates:
 
     def __init__(self, price_per_gpu_hour: float) -> None:
         self._price = price_per_gpu_hour
-        self._rates = PerMembers(self._rates_of)
-        self._cheapness = PerMembers(self._cheapness_of)
+        self._per_second = PerMembers(self._per_second_of)
 
     def of(self, candidates: Endpoints) -> Column:
-        return candidates.cut(self._rates.of(candidates))
+        return quotient(candidates.cut(self._per_second.of(candidates)), candidates.column(THROUGHPUT))
 
     def cheapness(self, candidates: Endpoints) -> Column:
         """Tokens per unit of money on each candidate; 0 where unknown, infinite where they are free."""
-        return candidates.cut(self._cheapness.of(candidates))
+        return or_else(quotient(candidates.column(THROUGHPUT), candidates.cut(self._per_second.of(candidates))), 0.0)
 
-    def _cheapness_of(self, endpoints: Endpoints) -> Column:
-        with np.errstate(divide="ignore"):
-            tokens = 1 / array(self._rates.of(endpoints))
-        return column_of(np.where(np.isnan(tokens), 0.0, tokens), endpoints.arrays)
-
-    def _rates_of(self, endpoints: Endpoints) -> Column:
-        price, gpu_seconds = array(endpoints.column(PRICE)), array(endpoints.column(GPU_SECONDS_PER_TOKEN))
-        return column_of(np.where(np.isnan(price), self._price, price) / 3600 * gpu_seconds, endpoints.arrays)
+    def _per_second_of(self, endpoints: Endpoints) -> Column:
+        """The prices of whole endpoints. They change with members only; throughputs are learned."""
+        own, gpus = array(endpoints.column(PRICE)), array(endpoints.column(GPUS))
+        by_gpu = np.where(gpus > 0, gpus * self._price, nan)
+        return column_of(np.where(np.isnan(own), by_gpu, own) / 3600, endpoints.arrays)
 
 
 def billed_tokens(request: RequestMetadata) -> int:
@@ -81,11 +90,24 @@ def expected(
     latency = columns[EXPECTED_MS][row]
     if latency != latency:
         latency = output_tokens(request) * 1000 * (columns[LOAD][row] + 1) / columns[THROUGHPUT][row]
-    gpu_seconds = columns[GPU_SECONDS_PER_TOKEN][row]
-    if gpu_seconds != gpu_seconds:
-        return None if latency != latency else float(latency), None
-    price = columns[PRICE][row]
-    if price != price:
-        price = price_per_gpu_hour
-    money = price / 3600 * gpu_seconds * billed_tokens(request)
-    return None if latency != latency else float(latency), float(money)
+    found = None if latency != latency else float(latency)
+    price, throughput = columns[PRICE][row], columns[THROUGHPUT][row]
+    if price != price and columns[GPUS][row]:
+        price = price_per_gpu_hour * columns[GPUS][row]
+    if price != price or throughput != throughput:
+        return found, None
+    return found, float(price / 3600 * billed_tokens(request) / throughput)
+
+
+def speed_and_cost(fleet: EndpointTable, endpoint: Endpoint) -> dict[str, float | None]:
+    """What decisions take as the speed and the price of an endpoint, as declared or learned; None: unknown."""
+    columns, row = fleet.load.columns, endpoint.row
+    latency, throughput, price = (float(columns[name][row]) for name in (LATENCY_MS, THROUGHPUT, PRICE))
+    per_million = price / 3600 / throughput * 1e6
+    found = {
+        "latency_ms": latency,
+        "tokens_per_second": throughput,
+        "price_per_hour": price,
+        "cost_per_million_tokens": per_million,
+    }
+    return {name: None if isnan(value) else value for name, value in found.items()}

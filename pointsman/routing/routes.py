@@ -9,7 +9,8 @@ from pointsman.errors import PluginError
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Choice, Vetted, decide, vet
 from pointsman.routing.endpoints import Endpoint, EndpointTable
-from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
+from pointsman.routing.estimates import UNKNOWN_PRICE
+from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.plugins import Admitter, Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued, SaturationDetector
 from pointsman.routing.user_code import UserCodeFailed
@@ -50,7 +51,7 @@ class ConfiguredRoute:
         self,
         scheduler: Scheduler[Endpoint],
         name: str = "endpoint picker",
-        price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR,
+        price_per_gpu_hour: float = UNKNOWN_PRICE,
     ) -> None:
         self.name = name
         self._scheduler = scheduler
@@ -182,6 +183,8 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     """The last of the admitters: denies requests of negative priority only."""
     make_eviction: Callable[[], InFlightEviction] | None = None
     """Running requests of negative priority may be stopped for more important ones. None: never."""
+    budget: WithinBudget | None = None
+    """Refuses requests at once whose budget no instance could keep. None: they wait."""
     waits: bool = True
     """Whether requests may wait. If not, a request that cannot be sent at once is refused."""
 

@@ -13,6 +13,7 @@ from pointsman.errors import UnknownName
 from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, Metrics
+from pointsman.routing.estimates import speed_and_cost
 from pointsman.routing.events import (
     Cancelled,
     Changed,
@@ -307,6 +308,10 @@ def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict
         "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
         "metrics_age_s": None if age is None else round(age, 3),
         "paused_s": None if until is None else round(max(until - now, 0.0), 3),
+        "gpus": endpoint.instance.gpu_count,
+        "tensor_parallel_size": endpoint.instance.tensor_parallel_size,
+        "pipeline_parallel_size": endpoint.instance.pipeline_parallel_size,
+        **speed_and_cost(dispatcher.fleet, endpoint),
     }
 
 

@@ -103,6 +103,13 @@ def clipped(column: Column, low: float, high: float) -> Column:
     return np.minimum(np.maximum(column, low), high)
 
 
+def quotient(one: Column, other: Column) -> Column:
+    """one / other; infinite where other is 0, nan where both are."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.divide(one, other)
+    return found.tolist() if isinstance(one, list) else found
+
+
 def ratio(one: Column, other: Column) -> Column:
     """one / other, and 0 where other is 0."""
     if isinstance(one, list):

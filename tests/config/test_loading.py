@@ -425,3 +425,25 @@ def test_topology_plugins_use_the_extractor_that_is_declared() -> None:
     assert rack(f"  parameters: {{topologyProducerName: mine}}\n{other}") == "c"
     with pytest.raises(ConfigError, match='"queue-scorer" is not a locator'):
         rack("  parameters: {topologyProducerName: queue-scorer}\n- type: queue-scorer\n")
+
+
+def test_costs_that_rest_on_an_assumption_are_told() -> None:
+    text = """\
+kind: Pointsman
+deployments:
+- name: chat
+  model: m
+  endpoints: [{{url: "http://localhost:8000"{endpoint}}}]
+  scheduling: {{policy: cost-optimized{parameters}}}
+  price: {price}
+"""
+    said = "costs assume 2 per GPU hour, and are unknown on CPUs; set price.perGpuHour or price.perInstanceHour"
+    bare = load(text.format(endpoint="", parameters="", price="{perMillionInputTokens: 1}"))
+    assert [warning.message for warning in bare.warnings] == [said]
+    for endpoint, parameters, price in (
+        (", pricePerHour: 3", "", "{}"),
+        ("", ", parameters: {pricePerGpuHour: 3}", "{}"),
+        ("", "", "{perInstanceHour: 3}"),
+        ("", "", "{perGpuHour: 0}"),
+    ):
+        assert load(text.format(endpoint=endpoint, parameters=parameters, price=price)).warnings == ()

@@ -477,6 +477,7 @@ def test_what_dispatchers_are_told() -> None:
         adapters=frozenset({"chat", "small"}),
         engine_names={"chat": "llama", "small": "llama"},
         max_concurrency=8,
+        gpu_count=0,
         labels={"zone": "a"},
     )
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pointsman.errors import ConfigError, UnknownName
 from pointsman.routing.endpoints import (
     ACCEPTS,
-    GPU_SECONDS_PER_TOKEN,
+    GPUS,
     IN_FLIGHT_REQUESTS,
     IN_FLIGHT_TOKENS,
     IS_FULL,
@@ -40,7 +40,7 @@ from pointsman.types import ExecutionInstance
 
 EVERY = (
     WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, LOAD, LIMIT,
-    IS_FULL, LIGHTNESS, ACCEPTS, LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE,
+    IS_FULL, LIGHTNESS, ACCEPTS, LATENCY_MS, THROUGHPUT, GPUS, PRICE,
 )  # fmt: skip
 
 
@@ -94,10 +94,10 @@ def test_declared_values_fill_columns_and_unknown_ones_are_nan(extra: int) -> No
         WAITING: 0, RUNNING: 0, KV_USAGE: 0, MEASURED_AT: -inf, SENT_SINCE_MEASURED: 0,
         IN_FLIGHT_REQUESTS: 0, IN_FLIGHT_TOKENS: 0,
         LOAD: 2, LIMIT: 2, IS_FULL: 1, LIGHTNESS: 0.5, ACCEPTS: 0,
-        LATENCY_MS: 80, THROUGHPUT: 50, GPU_SECONDS_PER_TOKEN: 0.08, PRICE: 0,
+        LATENCY_MS: 80, THROUGHPUT: 50, GPUS: 4, PRICE: 0,
     }  # fmt: skip
     bare = row_of(fleet, "bare")
-    unknown = {LATENCY_MS, THROUGHPUT, GPU_SECONDS_PER_TOKEN, PRICE}
+    unknown = {LATENCY_MS, THROUGHPUT, PRICE}
     assert {name for name, number in bare.items() if isnan(number)} == unknown
     assert (bare[LIMIT], bare[IS_FULL], bare[LIGHTNESS], bare[ACCEPTS]) == (inf, 0, 1, 1)
     assert fleet["bare"].metrics is None
@@ -108,7 +108,6 @@ def test_a_speed_of_zero_counts_as_never_measured(nothing: float | None) -> None
     fleet = EndpointTable([instance("i", avg_latency_ms=nothing, throughput_tokens_per_sec=nothing)])
     assert isnan(value(fleet, "i", LATENCY_MS))
     assert isnan(value(fleet, "i", THROUGHPUT))
-    assert isnan(value(fleet, "i", GPU_SECONDS_PER_TOKEN))
     assert fleet.instances()[0].avg_latency_ms is None
 
 
@@ -541,3 +540,43 @@ class Columns(RuleBasedStateMachine):
 
 TestColumns = Columns.TestCase
 TestColumns.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("extra", [0, ARRAYS_FROM])
+def test_throughput_is_learned_from_what_was_declared(extra: int) -> None:
+    fleet = fleet_of(extra)
+    fleet.add(instance("i", limit=8, throughput_tokens_per_sec=100))
+    for _ in range(200):
+        fleet.load.learn_throughput(fleet["i"], 500.0, 1.0, 1.0)
+    assert value(fleet, "i", THROUGHPUT) == pytest.approx(500, rel=0.01), "alone on it: its tokens per second"
+    fleet.update(instance("i", limit=8, throughput_tokens_per_sec=100, labels={"new": "label"}))
+    assert value(fleet, "i", THROUGHPUT) == pytest.approx(500, rel=0.01), "what was learned stays"
+    fleet.update(instance("i", limit=8, throughput_tokens_per_sec=200))
+    assert value(fleet, "i", THROUGHPUT) == 200, "its owner has changed it"
+    assert fleet.instances()[-1].throughput_tokens_per_sec == 200
+
+
+def test_requests_that_share_an_instance_add_up() -> None:
+    fleet = EndpointTable([instance("i", limit=8)])
+    for _ in range(3):
+        fleet.load.reserve(fleet["i"], 1.0)
+    fleet.load.learn_throughput(fleet["i"], 100.0, 1.0, 8 / 11)  # three others when it was sent, and three now
+    assert value(fleet, "i", THROUGHPUT) == pytest.approx(400)
+    fleet.load.learn_throughput(fleet["i"], 0.0, 1.0, 1.0)
+    fleet.load.learn_throughput(fleet["i"], 10.0, 0.0, 1.0)
+    assert value(fleet, "i", THROUGHPUT) == pytest.approx(400), "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("fields", "price"),
+    [
+        ({"price_per_gpu_hour": 2.0, "gpu_count": 4}, 8.0),
+        ({"price_per_gpu_hour": 2.0, "price_per_hour": 5.0}, 5.0),
+        ({"price_per_gpu_hour": 2.0, "gpu_count": 0}, nan),
+        ({"gpu_count": 0, "price_per_hour": 0.0}, 0.0),
+        ({}, nan),
+    ],
+)
+def test_the_price_of_an_instance(fields: dict[str, Any], price: float) -> None:
+    fleet = EndpointTable([instance("i", **fields)])
+    assert value(fleet, "i", PRICE) == pytest.approx(price, nan_ok=True)

@@ -278,6 +278,7 @@ class LocalRuntime:
                 f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
             )
             return
+        worker = msgspec.structs.replace(worker, price_per_gpu_hour=plan.worker_price())
         self._blind = unseen(worker)
         self.gpus.see(worker)
         if worker.memory_bytes and self._tell is not None:  # else the system does not say, and there are no places
