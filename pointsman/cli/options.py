@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pointsman.errors import PointsmanError
 
@@ -135,12 +136,23 @@ def time_from_zero(text: str) -> float:
 
 
 def drop_output_if_unwritable() -> bool:
-    """Flush the standard output. False if that is not possible: then what is left of it is dropped."""
+    """Flush what was printed. False if the standard output cannot be written: then what is left of it is dropped."""
     try:
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # its reader has closed it, and knows
-            print(f"pointsman: the output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            with suppress(OSError):  # both may go to the same full disk
+                print(f"pointsman: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _drop(sys.stdout)
         return False
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _drop(sys.stderr)
     return True
+
+
+def _drop(stream: TextIO) -> None:
+    """Discard what is left in its buffer, which Python would try to write on exit, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -101,6 +101,7 @@ class RequestEvents:
         if request.cost_budget is not None and self._budget is not None:
             why = self._budget.hopeless(request, self._fleet.serving(request.model_name))
             if why is not None:
+                self._sender.look(Queued(request), now)
                 return Refusal(Outcome.REJECTED_UNSCHEDULABLE, why)
         if self._hooks.sheds_only and (request.priority >= 0 or self._hooks.shedding is None):
             return None

@@ -93,8 +93,15 @@ def test_a_deployment_of_endpoints_runs_nothing() -> None:
     assert plan.engine is None
     assert (plan.desired.replicas, plan.desired.engine) == (0, None)
     assert plan.desired.endpoints == (
-        DesiredEndpoint(name="gpu-1:8000", url="http://gpu-1:8000"),
-        DesiredEndpoint(name="spare", url="https://[::1]:8443", engine="vllm", max_concurrency=4, labels={"zone": "b"}),
+        DesiredEndpoint(name="gpu-1:8000", url="http://gpu-1:8000", messages_api="translated"),
+        DesiredEndpoint(
+            name="spare",
+            url="https://[::1]:8443",
+            engine="vllm",
+            max_concurrency=4,
+            labels={"zone": "b"},
+            messages_api="native",
+        ),
     )
 
 
@@ -242,7 +249,9 @@ def test_a_users_own_engine() -> None:
     plan = deployment("  engine: {type: 'my_engines:Mine', parameters: {speed: 3}}\n")
     assert plan.engine is not None
     assert plan.engine.launch("m", "h", 80).argv == ("serve", "80", "3")
-    assert plan.desired.engine == DesiredEngine("my_engines:Mine", {"speed": 3, "loud": False})
+    assert plan.desired.engine == DesiredEngine(
+        "my_engines:Mine", {"speed": 3, "loud": False}, messages_api="translated"
+    )
     assert plan.desired.engine_slots is None
 
 
@@ -395,9 +404,19 @@ endpoints:
     [one] = plan.deployments
     assert one.endpoints_file == tmp_path / "servers.yaml"
     assert load_endpoints(one.endpoints_file) == (
-        DesiredEndpoint(name="one", url="http://10.0.0.1:8000", engine="vllm", labels={"llm-d.ai/role": "prefill"}),
         DesiredEndpoint(
-            name="two", url="http://[::1]:8001", engine="sglang", labels={"llm-d.ai/engine-type": "sglang"}
+            name="one",
+            url="http://10.0.0.1:8000",
+            engine="vllm",
+            labels={"llm-d.ai/role": "prefill"},
+            messages_api="native",
+        ),
+        DesiredEndpoint(
+            name="two",
+            url="http://[::1]:8001",
+            engine="sglang",
+            labels={"llm-d.ai/engine-type": "sglang"},
+            messages_api="translated",
         ),
     )
 

@@ -26,7 +26,7 @@ FIELDS = {"priority": "priority", "deadline_ms": "deadline_ms", "tenant": "user_
 @pytest.mark.parametrize("where", ["header", "body", "both"])
 def test_settings_of_a_request(bed: Bed, field: str, value: Any, known: Any, where: str) -> None:
     """Headers take precedence over the body."""
-    bed.backend(throughput_tokens_per_sec=1000.0)  # needed to estimate the cost of a request
+    bed.backend(throughput_tokens_per_sec=1000.0, price_per_hour=1.0)  # needed to estimate the cost of a request
     headers = [] if where == "body" else [f"X-Pointsman-{field.replace('_', '-')}:  {value} "]
     other = {"tenant": "blue"}.get(field, 3)
     extension = {} if where == "header" else {field: value if where == "body" else other}
