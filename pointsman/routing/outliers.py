@@ -9,7 +9,7 @@ its second opinions contradict: all if there are none, none if the clients are w
 
 - at least 5 errors of one kind count, and at least 3 of them were contradicted; 20 if there are no second opinions,
 - their share of its results exceeds that of its peers by 10 points; by 50 for 429, as it may only be the smallest,
-- and the difference of the two shares is at least 4 standard errors.
+- and the difference of the two shares is at least 4 standard errors, few second opinions making for large ones.
 """
 
 from collections import defaultdict
@@ -90,10 +90,24 @@ class ErrorCount(msgspec.Struct):
 
 
 class ErrorShare(NamedTuple):
-    """Errors that count, of all results."""
+    """Errors of one kind of one or more instances, and how many of them count."""
 
-    errors: float
     results: int
+    found: int
+    asked: int = 0
+    contradicted: int = 0
+
+    @property
+    def errors(self) -> float:
+        """Those that count."""
+        return self.found * self.contradicted / self.asked if self.asked else self.found
+
+    def variance(self, error_share: float, contradicted_share: float) -> float:
+        """Of the share of errors that count, if these shares are the true ones: of its results, and of its opinions."""
+        by_results = contradicted_share**2 * error_share * (1.0 - error_share) / self.results
+        if not self.asked:
+            return by_results
+        return by_results + error_share**2 * contradicted_share * (1.0 - contradicted_share) / self.asked
 
 
 class Streak(msgspec.Struct):
@@ -238,21 +252,21 @@ class Outliers:
         self._roll(now)
         own = self._share(doubt, raw=raw)
         each = [self._share(Doubt(peer, doubt.kind), raw=raw) for peer in peers if peer != doubt.instance_id]
-        others = ErrorShare(sum(one.errors for one in each), sum(one.results for one in each))
+        others = ErrorShare(*map(sum, zip(ErrorShare(0, 0), *each, strict=True)))
         if not own.results or not others.results:
             return None
         difference = own.errors / own.results - others.errors / others.results
-        both = (own.errors + others.errors) / (own.results + others.results)
-        error = sqrt(both * (1.0 - both) * (1.0 / own.results + 1.0 / others.results))
+        both = ErrorShare(*map(sum, zip(own, others, strict=True)))
+        error_share = both.found / both.results
+        contradicted_share = both.contradicted / both.asked if both.asked else 1.0
+        error = sqrt(sum(one.variance(error_share, contradicted_share) for one in (own, others)))
         least = MIN_REFUSED_DIFFERENCE if doubt.kind == REFUSED else MIN_DIFFERENCE
         return (own, others) if difference >= least and difference >= MIN_STANDARD_ERRORS * error else None
 
     def _share(self, doubt: Doubt, *, raw: bool = False) -> ErrorShare:
         count = self._count(doubt)
-        counts = raw or not count.asked
-        errors = count.errors if counts else count.errors * count.contradicted / count.asked
         results = self._now.results(doubt.instance_id) + self._before.results(doubt.instance_id)
-        return ErrorShare(min(errors, results), results)
+        return ErrorShare(results, count.errors) if raw else ErrorShare(results, *msgspec.structs.astuple(count))
 
     def _count(self, doubt: Doubt) -> ErrorCount:
         now, before = (window.errors.get(doubt.instance_id, {}).get(doubt.kind) for window in (self._now, self._before))

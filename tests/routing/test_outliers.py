@@ -1,5 +1,6 @@
 """Instances are judged by comparison: by their own errors, their peers' and what peers make of the same requests."""
 
+from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -128,6 +129,29 @@ def test_equal_chances_stand_out_for_none(steps: list[tuple[str, float]]) -> Non
         outliers.erred(doubt, now)
         outliers.contradicted([doubt], now)
         assert outliers.find(doubt, PEERS, now) is None
+
+
+@pytest.mark.parametrize("share", [0.8, 0.9, 0.95])
+def test_instances_that_fail_equally_often_stand_out_by_chance_for_hardly_any_seed(share: float) -> None:
+    """Each try has an error with this probability; a request is tried once more if a second opinion is wanted."""
+    found = 0
+    for seed in range(200):
+        outliers, rng = Outliers(), Random(seed)
+        for number in range(450):
+            now, doubts = number * 0.005, list[Doubt]()
+            for name in rng.sample(PEERS, 2):
+                if rng.random() >= share:
+                    outliers.good[name] += 1
+                    outliers.contradicted(doubts, now)
+                    break
+                doubts.append(Doubt(name, "400"))
+                outliers.erred(doubts[-1], now)
+                if len(doubts) == 1 and not outliers.wants_opinion(doubts[0], PEERS, now):
+                    break
+            else:
+                outliers.confirmed(doubts, now)
+            found += any(outliers.find(doubt, PEERS, now) is not None for doubt in doubts)
+    assert found <= 2, f"{found} in 200 runs"
 
 
 # Time
