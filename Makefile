@@ -21,8 +21,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# One process more than there are cores: live tests wait for engines most of the time.
 tests: $(READY)
-	$(BIN)/pytest -n auto -rs
+	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -3,12 +3,15 @@
     PointsmanError
       ConfigError          a file or a parameter is wrong; nothing was applied
       UnknownName          a name that does not exist; suggests the nearest one that does
+      UnusableFile         a file that cannot be read or written; says which, and why
       PluginError          a plugin or policy broke its contract; says how
       NotStored            the state of the plane cannot be written or read; nothing was changed
 
 An expected outcome (no instance has room, the queue is full) is a value, not an error.
 """
 
+import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -27,6 +30,12 @@ class UnknownName(PointsmanError, LookupError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         super().__init__(f'unknown {kind} "{shown(name)}"{did_you_mean(name, self.known)}')
+
+
+class UnusableFile(PointsmanError):
+    def __init__(self, path: Path, error: OSError | UnicodeDecodeError, verb: str = "read") -> None:
+        self.path = path
+        super().__init__(f"cannot {verb} {shown(str(path))}: {why_unusable(path, error, verb)}")
 
 
 class PluginError(PointsmanError):
@@ -56,11 +65,18 @@ LONGEST = 100
 CONSIDERED, COMPARED = 200, 4
 """Names that the search looks at: those with the same first letter and of the most similar length; and names that it
 compares letter by letter: those with the most pairs of letters in common."""
+MAX_ENTRIES = 2000
+"""Files of a folder that are searched for one that may have been meant."""
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
     """A text from outside as an error repeats it: at most `limit` characters of it."""
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def shown_bytes(data: bytes, limit: int = 60) -> str:
+    """Bytes from outside as an error repeats them: text in quotes, other bytes as `\\x00`."""
+    return f'"{repr(bytes(data[:limit]))[2:-1]}"'
 
 
 def listed(names: Collection[Any], write: Callable[[Any], str] = str) -> str:
@@ -99,6 +115,88 @@ def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) ->
     if not list_known:
         return ""
     return f"; known: {listed(names)}" if names else "; none are known"
+
+
+# What a validator says
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+_EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
+_FIELD = re.compile(r"Object (?:contains|missing) (unknown|required) field `([^`]*)`")
+
+
+def in_words(error: Exception) -> str:
+    """What msgspec says of a value that does not have the demanded type: "max_tokens: expected a whole number, found
+    text" in place of "Expected `int`, got `str` - at `$.max_tokens`"."""
+    said, _, where = str(error).partition(" - at `$")
+    where = where.rstrip("`").lstrip(".")
+    if match := _EXPECTED.fullmatch(said):
+        wanted, found = (" or ".join(_TYPES.get(one, one) for one in part.split(" | ")) for part in match.groups())
+        said = f"expected {wanted}, found {found}"
+    elif match := _FIELD.fullmatch(said):
+        said = f'unknown field "{match[2]}"' if match[1] == "unknown" else f'the field "{match[2]}" is missing'
+    return f"{where}: {said}" if where else said
+
+
+# Files, and what the system says
+
+
+def system_reason(error: OSError) -> str:
+    """Why the system refused something, in its words: `Address already in use`, without what Python adds to them."""
+    if (error.errno or 0) > 0 and not hasattr(error, "library"):  # neither of TLS, nor of the search for a host
+        return os.strerror(error.errno or 0)
+    return error.strerror or str(error) or "the system does not say why"
+
+
+def text_of_file(path: Path) -> str:
+    """The text of a file of the user's. Raises OSError or UnicodeDecodeError, for `why_unusable`."""
+    data = path.read_bytes()
+    text = data.decode("utf-8-sig")
+    if "\0" in text:
+        raise UnicodeDecodeError("utf-8", data, data.index(b"\0"), data.index(b"\0") + 1, "a zero byte")
+    return text
+
+
+def why_unusable(path: Path, error: OSError | UnicodeDecodeError, verb: str = "read") -> str:
+    """Why a file cannot be read or written, and what to do. `verb`: read or write."""
+    match error:
+        case UnicodeDecodeError():
+            return _why_no_text(error.object)
+        case FileNotFoundError() if path.parent.is_dir():
+            return "there is no such file" + _near_file(path)
+        case FileNotFoundError():
+            return f"there is no directory {path.parent}"
+        case IsADirectoryError():
+            return "it is a directory; name a file"
+        case NotADirectoryError():
+            return f"{next((one for one in path.parents if one.exists()), path.parent)} is not a directory"
+        case PermissionError():
+            return f"permission denied; allow this user to {verb} it"
+    return system_reason(error)
+
+
+def _why_no_text(data: bytes) -> str:
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "it is UTF-16 text; save it as UTF-8"
+    return "it is a binary file, not text" if b"\0" in data else "it is not UTF-8 text; save it as UTF-8"
+
+
+def _near_file(path: Path) -> str:
+    """The file in the same folder that may have been meant."""
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in islice(entries, MAX_ENTRIES)]
+    except OSError:
+        return ""
+    near = nearest(path.name, names)
+    return "" if near is None else f'; did you mean "{path.parent / near}"?'
 
 
 # Commands that messages suggest

@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from ipaddress import ip_address
 from math import ceil
@@ -110,14 +110,55 @@ def is_duration(annotation: Any) -> bool:
     )
 
 
-_SECRET = re.compile(
-    r"(sha256|secret|password|passwd|credentials?|(api|admin|access|private)[-_]?keys?|token)$", re.IGNORECASE
+# Secrets: values that may be one are never shown or logged, wherever they come from
+
+HIDDEN = "***"
+"""Stands for a value that is not shown."""
+_NAMES = (
+    r"(?:sha256|secret|password|passwd|passphrase|pwd|credentials?|authorization|cookie"
+    r"|(?:api|admin|access|private|auth|signing|hmac)[-_]?keys?|token)"
 )
+_SECRET = re.compile(rf"{_NAMES}$", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"(^|\.)env\.")
+_VALUE = r"""(?:(?:bearer|basic)\s+)?(?:"[^"]*"|'[^']*'|[^\s"',}]+)"""
+_ASSIGNED = re.compile(rf"""([\w.-]*{_NAMES}["']?\s*[:=]\s*|(?<!\S)-[\w.-]*{_NAMES}\s+){_VALUE}""", re.IGNORECASE)
+_BEARER = re.compile(r"\b(bearer\s+)[^\s\"']+", re.IGNORECASE)
+_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of this name may be a secret, which is never shown."""
-    return _SECRET.search(name) is not None
+    """Whether the value of a setting of this name may be a secret. So may those of all environment variables."""
+    return _SECRET.search(name) is not None or _ENVIRONMENT.search(name) is not None
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Plain data to show: the same without what may be a secret by the name of its setting or option."""
+    if name and is_secret(name) and value not in (None, "", [], (), {}):
+        return HIDDEN
+    if isinstance(value, dict):
+        return {key: without_secrets(entry, f"{name}.{key}") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        if all(isinstance(one, str) for one in value):
+            return words_without_secrets(value)
+        return [without_secrets(one, name) for one in value]
+    return text_without_secrets(value) if isinstance(value, str) else value
+
+
+def words_without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command, without the values of options that may be secrets."""
+    shown: list[str] = []
+    is_value = False
+    for word in words:
+        shown.append(HIDDEN if is_value and not word.startswith("--") else text_without_secrets(word))
+        is_value = word.startswith("-") and _SECRET.search(word) is not None
+    return shown
+
+
+def text_without_secrets(text: str) -> str:
+    """A text such as a command line, without the values in it that may be secrets: --api-key X, TOKEN=X, Bearer X,
+    http://user:X@host."""
+    shown = _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text)
+    return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\g<1>{HIDDEN}", shown))
 
 
 def camel_case(name: str) -> str:

@@ -107,7 +107,8 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
             return self.prompt_tokens
         if self.token_ids is not None:
             return len(self.token_ids)
-        return -(-self.prompt_bytes // 4)
+        prompt = self.prompt
+        return -(-(sum(map(len, prompt)) if isinstance(prompt, tuple) else len(prompt)) // 4)
 
     @property
     def prompt_bytes(self) -> int:

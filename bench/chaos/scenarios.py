@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,7 +54,7 @@ class Settings(NamedTuple):
         return self.engine == "simulated"
 
 
-class Scenario:
+class Scenario(ABC):
     """One fault, injected under load."""
 
     name: ClassVar[str]
@@ -91,8 +92,9 @@ class Scenario:
         self.strike(plane)
         time.sleep(max(began + self.settings.seconds - time.monotonic(), 0.0))
 
+    @abstractmethod
     def strike(self, plane: LivePlane) -> None:
-        raise NotImplementedError
+        """Inject the fault, once, into a plane under load; return when it is over, or goes on by itself."""
 
     def end(self, plane: LivePlane) -> None:
         """End the fault, after the load."""
@@ -122,6 +124,9 @@ class FaultyInstances(Scenario):
     what = "random instances are killed, stopped, or send garbage; one is always healthy"
 
     def run(self, plane: LivePlane) -> None:
+        self.strike(plane)  # from the beginning to the end
+
+    def strike(self, plane: LivePlane) -> None:
         kinds = [KILLED, HUNG, GARBAGE] if self.settings.is_simulated else [KILLED, HUNG]
         FaultInjector(plane, self.settings.seed, kinds).run(self.settings.seconds, self.settings.every_s)
 

@@ -3,10 +3,16 @@
 import argparse
 import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from pointsman.cli.manifest import add_file, add_yes, as_json, confirmed, read_manifest, show_changes
+from pointsman.cli.manifest import add_file, add_yes, confirmed, read_manifest, show_changes
+from pointsman.cli.manifest import as_json as warnings_as_json
 from pointsman.cli.options import add_command, add_connection, time_span
+
+if TYPE_CHECKING:
+    from pointsman.cli.client import Client
+    from pointsman.config import ConfigWarning
 
 EXAMPLE = """\
 examples:
@@ -42,25 +48,34 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """1 if something is not ready after the timeout."""
     from pointsman.cli.client import client_of
-    from pointsman.cli.display import duration
-    from pointsman.errors import command
 
     manifest, plan = read_manifest(args.file)
     client = client_of(args)
     answer = confirmed(lambda said: client.post("apply", body=manifest | {"confirmation": said}), args)
-    if not args.json:
-        show_changes(answer, "nothing has changed", plan.warnings)
-    result: dict[str, Any] = {"changes": answer["changes"], "warnings": as_json(plan.warnings)}
-    if not args.wait:
-        if args.json:
+    return follow_plane(client, answer, plan.warnings, args.timeout if args.wait else 0.0, as_json=args.json)
+
+
+def follow_plane(
+    client: "Client", answer: dict[str, Any], warnings: "Sequence[ConfigWarning]", timeout_s: float, *, as_json: bool
+) -> int:
+    """Print the changes, and wait until everything is ready; 0: do not wait. 1 if something is not ready in time."""
+    from pointsman.cli.display import deployments_of, duration
+    from pointsman.cli.progress import wait_until_ready
+    from pointsman.errors import command
+
+    if not as_json:
+        show_changes(answer, "nothing has changed", warnings)
+    result: dict[str, Any] = {"changes": answer["changes"], "warnings": warnings_as_json(warnings)}
+    if not timeout_s:
+        if as_json:
             print(json.dumps(result, indent=2, ensure_ascii=False))
         return 0
-    from pointsman.cli.progress import wait_until_ready
-
-    ready, status = wait_until_ready(client, args.timeout, sys.stderr if args.json else sys.stdout)
-    if args.json:
+    ready, status = wait_until_ready(client, timeout_s, sys.stderr if as_json else sys.stdout)
+    if as_json:
         print(json.dumps(result | {"ready": ready, "status": status}, indent=2, ensure_ascii=False))
     elif not ready:
-        late = f"not everything is ready after {duration(args.timeout)}"
-        print(f"pointsman: {late}; the plane keeps trying; see: {command('status')}", file=sys.stderr)
+        late = f"not everything is ready after {duration(timeout_s)}; the plane keeps trying"
+        if any(deployment.stopped for deployment in deployments_of(status)):
+            late = "not everything can start"
+        print(f"pointsman: {late}; see: {command('status')}", file=sys.stderr)
     return 0 if ready else 1

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pointsman.cli.options import add_command
-from pointsman.errors import PointsmanError, command, did_you_mean
+from pointsman.cli.options import add_command, write_file
+from pointsman.errors import PointsmanError, UnusableFile, command, did_you_mean, text_of_file
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -44,10 +44,7 @@ def run(args: argparse.Namespace) -> int:
     text = application.to_yaml()
     load_application(text, folder, str(args.output or "<built>"))  # raises if it could not be deployed
     if args.output is not None:
-        try:
-            args.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise PointsmanError(f"{args.output} cannot be written: {error.strerror}") from error
+        write_file(args.output, text)
     if args.json:
         document = {"name": application.name, "file": args.output and str(args.output), "yaml": text}
         print(json.dumps(document, indent=2, ensure_ascii=False))
@@ -75,23 +72,34 @@ def imported(named: str) -> Any:
     return found
 
 
+def _check_text(file: Path) -> None:
+    """Raise if it is not a text file that can be read."""
+    try:
+        text_of_file(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableFile(file, error) from None
+
+
 def _module(where: str) -> "ModuleType":
     import importlib
     import importlib.util
+
+    from pointsman.config.registry import import_failure
 
     try:
         if not where.endswith(".py"):
             return importlib.import_module(where)
         file = Path(where).absolute()
+        _check_text(Path(where))
         sys.path.insert(0, str(file.parent))  # as when the file is run
         spec = importlib.util.spec_from_file_location(file.stem, file)
-        if spec is None or spec.loader is None or not file.is_file():
-            raise PointsmanError(f"there is no file {file}")
+        if spec is None or spec.loader is None:
+            raise PointsmanError(f"{where} is not a Python module")
         module = importlib.util.module_from_spec(spec)
         sys.modules[file.stem] = module
         spec.loader.exec_module(module)
     except PointsmanError:
         raise
     except Exception as error:
-        raise PointsmanError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        raise PointsmanError(import_failure(where, error)) from error
     return module

@@ -4,12 +4,13 @@ import argparse
 import asyncio
 import json
 import os
+from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from pointsman.cli.options import KEY, SOCKET, state_folder
-from pointsman.errors import PointsmanError, command
+from pointsman.cli.options import KEY, SOCKET, WrongUsage, state_folder
+from pointsman.errors import PointsmanError, command, shown, system_reason
 from pointsman.http.client import NoResponse, fetch
 from pointsman.http.pool import Target, UnixSocket
 
@@ -90,9 +91,12 @@ class Client:
         return _decoded(status, content)
 
     def _unreachable(self, error: OSError) -> PointsmanError:
-        if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return NoPlane(f"no plane is running in {self._state}", f"start one with: {command('up', 'FILE')}")
-        return PlaneSilent(f"cannot talk to the plane at {self._state / SOCKET}: {error.strerror or error}")
+        if isinstance(error, NotADirectoryError) or error.errno == ENAMETOOLONG:
+            found = f"no plane is running in {shown(str(self._state))}"
+            return NoPlane(found, f"that is not a state directory ({system_reason(error)}); choose another --state")
+        return PlaneSilent(f"cannot talk to the plane at {self._state / SOCKET}: {system_reason(error)}")
 
 
 class Remote(Client):
@@ -105,7 +109,7 @@ class Remote(Client):
         except ValueError:
             port, right = None, False
         if not right or not parts.hostname:
-            raise PointsmanError(f"--url must be http://host:port or https://host:port, found {url}")
+            raise WrongUsage(f"--url must be http://host:port or https://host:port, found {url}")
         if not key:
             raise PointsmanError(f"--url needs the admin key of the plane in the environment: {KEY}=... pointsman ...")
         super().__init__(Path())
@@ -115,7 +119,7 @@ class Remote(Client):
         self._headers += f"authorization: Bearer {key}\r\n"
 
     def _unreachable(self, error: OSError) -> PointsmanError:
-        found = f"no plane answers at {self._url} ({os.strerror(error.errno) if error.errno else error})"
+        found = f"no plane answers at {self._url} ({system_reason(error)})"
         return NoPlane(found, "check the address of its gateway")
 
 

@@ -24,6 +24,8 @@ _STATES = {
 }
 MAX_REASON = 120
 """Characters of a reason in a table."""
+MAX_REMEDY = 1000
+"""Characters of a reason that ends with what to do."""
 MAX_CHANGE = 200
 """Characters of a change of a target in a table."""
 
@@ -49,12 +51,12 @@ class InstanceRow:
         self.phase: str = data["phase"]
         self.reason: str = data["reason"]
         self._cause: Mapping[str, Any] = data.get("cause") or {"code": "", "facts": {}}
-        self.halted: bool = data.get("halted", False)
+        self.given_up: bool = data.get("halted", False) or data.get("final", False)
         self.unplaced: bool = data.get("unplaced", False)
 
     @property
     def state(self) -> str:
-        if self.halted:
+        if self.given_up:
             return "given up"
         if self.phase == "backing off":
             return "waiting for a place" if self.unplaced else "waiting to restart"
@@ -72,7 +74,8 @@ class InstanceRow:
     def in_words(self) -> str:
         """Its state and reason. An instance that starts needs no reason."""
         shown = self.reason and self._cause["code"] != "not-ready-yet"
-        return f"{self.name} is {self.state}{f' ({self.short_reason})' if shown else ''}"
+        reason = one_line(self.reason, MAX_REMEDY) if self.given_up else self.short_reason
+        return f"{self.name} is {self.state}{f' ({reason})' if shown else ''}"
 
     @property
     def gist(self) -> str:
@@ -116,8 +119,8 @@ class DeploymentRow:
 
     @property
     def stopped(self) -> str:
-        """Why its rollout was stopped; empty if it was not."""
-        return next((one.reason for one in self.instances if one.halted), "")
+        """Why an instance cannot start, or a rollout was stopped; empty if neither is so."""
+        return next((one.reason for one in self.instances if one.given_up), "")
 
     @property
     def settled(self) -> bool:

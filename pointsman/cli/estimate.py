@@ -71,9 +71,9 @@ def _size(text: str) -> int:
     try:
         found = quantity(text.replace(" ", "").removesuffix("B"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write for example 80GiB or 24G") from None
+        raise argparse.ArgumentTypeError(f'"{text}" is not a size; write for example 80GiB or 24G') from None
     if found <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+        raise argparse.ArgumentTypeError(f'"{text}" is not above 0')
     return found
 
 

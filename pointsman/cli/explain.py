@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from pointsman.cli.options import add_command, add_connection
+from pointsman.cli.options import WrongUsage, add_command, add_connection
 
 DEPLOYMENT = "deployment"
 
@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.deployment is not None:
         if args.request != DEPLOYMENT:
-            raise PointsmanError(f"name one request, or use: {command('explain', DEPLOYMENT, args.deployment)}")
+            raise WrongUsage(f"name one request, or use: {command('explain', DEPLOYMENT, args.deployment)}")
         scaling = client_of(args).get("deployments", args.deployment, "scaling")
         print(json.dumps(scaling, indent=2, ensure_ascii=False) if args.json else scaling_text(scaling))
         return 0
     if args.request == DEPLOYMENT:
-        raise PointsmanError(f"explain {DEPLOYMENT} NAME: NAME is missing; to list deployments: {command('status')}")
+        raise WrongUsage(f"explain {DEPLOYMENT} NAME: NAME is missing; to list deployments: {command('status')}")
     client, request_id = client_of(args), args.request
     if request_id is None:
         newest = client.get("requests", limit=1)["requests"]

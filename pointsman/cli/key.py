@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 def _word(text: str) -> str:
     if not WORD.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be letters, digits and any of . _ -")
+        raise argparse.ArgumentTypeError(f'"{text}" must be letters, digits and any of . _ -')
     return text
 
 

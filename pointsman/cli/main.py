@@ -29,8 +29,8 @@ from pointsman.cli import (
     status,
     up,
 )
-from pointsman.cli.options import add_command, drop_output_if_unwritable, plane_of
-from pointsman.errors import PROGRAM_CALL, ConfigError, PointsmanError
+from pointsman.cli.options import WrongUsage, add_command, drop_output_if_unwritable, plane_of
+from pointsman.errors import PROGRAM_CALL, ConfigError, PointsmanError, did_you_mean, shown, system_reason
 
 COMMANDS = (
     up, plan, apply, status, explain, requests, logs, scale, drain, down, key,
@@ -61,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except PointsmanError as error:
         _report(error, as_json=getattr(args, "json", False))
-        return 1
+        return 2 if isinstance(error, WrongUsage) else 1
     except BrokenPipeError:
         drop_output_if_unwritable()
+        return 1
+    except OSError as error:
+        _report(PointsmanError(_system_error(error)), as_json=getattr(args, "json", False))
         return 1
     except KeyboardInterrupt:
         return 130
@@ -87,6 +90,12 @@ def _report(error: PointsmanError, *, as_json: bool) -> None:
         print(f"pointsman: {error}", file=sys.stderr)
 
 
+def _system_error(error: OSError) -> str:
+    """What the system refused, for errors that no command expects."""
+    files = [str(one) for one in (error.filename, error.filename2) if isinstance(one, str | Path)]
+    return ": ".join([*map(shown, files), system_reason(error)])
+
+
 def _file(problem: object) -> object:
     """The file that a problem is in, if it is in one."""
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
@@ -102,8 +111,18 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """With the nearest choice in place of a wrong one."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+            near = did_you_mean(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f'there is no {what} "{shown(str(value))}"{near}')
+
+
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="pointsman",
         description="A control plane for inference: places, routes, scales and wires models.",
         epilog=EXAMPLE,

@@ -8,11 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, UnusableFile, system_reason
 
 SOCKET = "admin.sock"
 """The socket of the admin API, in the state directory."""
 KEY = "POINTSMAN_ADMIN_KEY"
+
+
+class WrongUsage(PointsmanError):
+    """Arguments that do not go together, or one that is missing. The exit code is 2, as for those argparse finds."""
 
 
 def add_command(commands: Any, name: str, *, summary: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -68,32 +72,32 @@ def write_file(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PointsmanError(f"cannot write {file}: {error.strerror}") from error
+        raise UnusableFile(file, error, "write") from error
 
 
 def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 1 on')
     return int(text)
 
 
 def at_least_zero(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 0 on')
     return int(text)
 
 
 def above_zero(text: str) -> float:
     found = _number(text)
     if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number above 0')
     return found
 
 
 def share(text: str) -> float:
     found = _number(text)
     if not 0 < found <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, and at most 1")
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number above 0, and at most 1')
     return found
 
 
@@ -108,9 +112,9 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f'"{text}" is not JSON: {error}') from None
     if not isinstance(given, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; write for example '{{\"limit\": 3}}'")
+        raise argparse.ArgumentTypeError(f'"{text}" is not a JSON object; write for example \'{{"limit": 3}}\'')
     return given
 
 
@@ -118,7 +122,7 @@ def time_span(text: str) -> float:
     """Seconds, for argparse: 30, 30s, 5m."""
     found = time_from_zero(text)
     if found <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+        raise argparse.ArgumentTypeError(f'"{text}" is not above 0')
     return found
 
 
@@ -131,7 +135,7 @@ def time_from_zero(text: str) -> float:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if found < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is below 0")
+        raise argparse.ArgumentTypeError(f'"{text}" is below 0')
     return found
 
 
@@ -142,7 +146,7 @@ def drop_output_if_unwritable() -> bool:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # its reader has closed it, and knows
             with suppress(OSError):  # both may go to the same full disk
-                print(f"pointsman: the output cannot be written: {error.strerror}", file=sys.stderr)
+                print(f"pointsman: the output cannot be written: {system_reason(error)}", file=sys.stderr)
         _drop(sys.stdout)
         return False
     finally:

@@ -10,7 +10,7 @@ POLL_S = 0.2
 
 
 def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[bool, dict[str, Any]]:
-    """Whether everything was ready in time, and the newest status."""
+    """Whether everything was ready in time, and the newest status. Does not wait for what cannot start."""
     began, shown = time.monotonic(), dict[str, str]()
     while True:
         status = client.get("status")
@@ -20,7 +20,8 @@ def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[boo
             show_change(deployment, shown, out)
         if all(deployment.settled for deployment in deployments):
             return True, status
-        if taken_s >= timeout_s:
+        given_up = any(deployment.stopped for deployment in deployments)
+        if taken_s >= timeout_s or (given_up and all(one.settled or one.stopped for one in deployments)):
             return False, status
         time.sleep(min(POLL_S, timeout_s - taken_s))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.options import (
+    WrongUsage,
     above_zero,
     add_command,
     add_connection,
@@ -102,7 +103,7 @@ def named(text: str) -> "NamedPolicy":
 
     name, opened, rest = text.partition("={")
     if not name:
-        raise argparse.ArgumentTypeError(f"{text!r} names no policy; write for example 'panic={{\"target\": 4}}'")
+        raise argparse.ArgumentTypeError(f'"{text}" names no policy; write for example \'panic={{"target": 4}}\'')
     return NamedPolicy(name, json_object("{" + rest) if opened else None)
 
 
@@ -137,7 +138,7 @@ def _load(args: argparse.Namespace) -> "RecordedLoad":
     if args.of is None:
         return load_of_file(args.load, args.series, args.bin)
     if args.series is not None or args.bin is not None:
-        raise PointsmanError("--series and --bin are about a file, and go with --load")
+        raise WrongUsage("--series and --bin are about a file, and go with --load")
     return load_of_plane(client_of(args).get("deployments", args.of, "load"))
 
 
@@ -148,9 +149,7 @@ def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPoli
     if load.policy is not None:
         return [load.policy]
     if args.of is None:
-        raise PointsmanError(
-            f"name a policy to rehearse: {', '.join(sorted(SCALING_POLICIES))}, or your own file.py:name"
-        )
+        raise WrongUsage(f"name a policy to rehearse: {', '.join(sorted(SCALING_POLICIES))}, or your own file.py:name")
     raise PointsmanError(f'the policy of its application decides about "{args.of}" and others; name one for it alone')
 
 
@@ -225,7 +224,7 @@ def _limits(args: argparse.Namespace, load: "RecordedLoad", setting: "Setting") 
     start = {"initial_replicas": free.initial_replicas, "interval_s": setting.interval_s}
     limits = msgspec.structs.replace(load.limits or free, **start, **given)
     if limits.min_replicas > limits.max_replicas:
-        raise PointsmanError(f"--min is {limits.min_replicas}, and above --max, which is {limits.max_replicas}")
+        raise WrongUsage(f"--min is {limits.min_replicas}, and above --max, which is {limits.max_replicas}")
     return limits
 
 

@@ -10,12 +10,14 @@ from pointsman.cli.options import add_command, add_connection, at_least_one
 EXAMPLE = """\
 examples:
   pointsman requests
-  pointsman requests --only refused -n 5
+  pointsman requests --only failed -n 5
   pointsman requests --model smollm2 --instance chat-1 --json
 """
 
-STATES = ("waiting", "running", "served", "refused")
-HEADS = ("request", "model", "tenant", "state", "instance", "tries", "waited", "first token", "total", "tokens")
+STATES = ("waiting", "running", "served", "failed", "refused", "abandoned")
+HEADS = (
+    "request", "model", "tenant", "state", "status", "instance", "tries", "waited", "first token", "total", "tokens",
+)  # fmt: skip
 
 
 def add(commands: Any) -> None:
@@ -23,12 +25,14 @@ def add(commands: Any) -> None:
         commands,
         "requests",
         summary="the newest requests and their outcomes",
-        description="List requests, newest first. pointsman explain shows one of them in detail.",
+        description="List requests, newest first, with what became of them, also those of an earlier run of the plane. "
+        "pointsman explain shows one of them in detail.",
         example=EXAMPLE,
     )
     parser.add_argument("--model", help="only requests for this model, as the client named it")
     parser.add_argument("--only", choices=STATES, help="only requests in this state")
     parser.add_argument("--instance", help="only requests that went to this instance")
+    parser.add_argument("--steps", action="store_true", help="list the steps of requests to applications too")
     parser.add_argument("--tenant", help="only requests of this tenant")
     parser.add_argument(
         "-n", "--limit", type=at_least_one, default=20, metavar="N", help="maximum number of requests (default 20)"
@@ -41,18 +45,26 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.cli.client import client_of
 
     answer = client_of(args).get(
-        "requests", model=args.model, state=args.only, instance=args.instance, tenant=args.tenant, limit=args.limit
+        "requests",
+        model=args.model,
+        state=args.only,
+        instance=args.instance,
+        tenant=args.tenant,
+        limit=args.limit,
+        steps=1 if args.steps else None,
     )
-    print(json.dumps(answer, indent=2, ensure_ascii=False) if args.json else _table(answer))
+    print(json.dumps(answer, indent=2, ensure_ascii=False) if args.json else _table(answer, args))
     return 0
 
 
-def _table(answer: Mapping[str, Any]) -> str:
+def _table(answer: Mapping[str, Any], args: argparse.Namespace) -> str:
     from pointsman.render.text import text_table
 
     listed = answer["requests"]
     if not listed:
-        return "no requests found"
+        wanted = {"model": args.model, "state": args.only, "instance": args.instance, "tenant": args.tenant}
+        given = ", ".join(f'{name} "{value}"' for name, value in wanted.items() if value is not None)
+        return f"no requests found with {given}" if given else "no requests found"
     table = text_table(HEADS, [_row(request) for request in listed])
     more = answer.get("found", len(listed)) - len(listed)
     return f"{table}\n{more} more; see -n" if more > 0 else table
@@ -67,6 +79,7 @@ def _row(request: Mapping[str, Any]) -> list[str]:
         request["model"],
         request.get("tenant") or "",
         request["state"],
+        str(request.get("status") or ""),
         request.get("instance") or "",
         str(request.get("tries") or ""),
         *(milliseconds(request.get(name)) for name in ("waited_ms", "first_token_ms", "total_ms")),

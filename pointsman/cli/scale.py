@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from pointsman.cli.options import add_command, add_connection, at_least_zero, time_span
+from pointsman.cli.options import WrongUsage, add_command, add_connection, at_least_zero, time_span
 
 EXAMPLE = """\
 A node of an application is APP/NODE.
@@ -41,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     """Return once the plane has accepted it."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
-    from pointsman.errors import PointsmanError, command
+    from pointsman.errors import command
 
     if args.auto and args.for_s is not None:
-        raise PointsmanError("--for goes with --replicas")
+        raise WrongUsage("--for goes with --replicas, not with --auto")
     wanted = {"replicas": args.replicas, "for_s": args.for_s, "by": "pointsman scale"}
     answer = client_of(args).post("deployments", args.deployment, "scale", body=wanted)
     if args.json:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pointsman.cli.manifest import read_manifest
 from pointsman.cli.options import SOCKET, add_command, add_state, drop_output_if_unwritable, state_folder
+from pointsman.errors import PointsmanError
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
     from pointsman.config.revision import ManifestText
     from pointsman.gateway.embedded import Embedded
+    from pointsman.reasons import Reason
 
 EXAMPLE = """\
 example:
@@ -31,7 +33,8 @@ def add(commands: Any) -> None:
         "up",
         summary="run a manifest here, with a gateway in front",
         description="Start the instances of a manifest, and serve requests until Ctrl-C or SIGTERM. Without FILE, run "
-        "what last ran in the state directory. Instances that an earlier plane left running are adopted.",
+        "what last ran in the state directory. Instances that an earlier plane left running are adopted. The exit code "
+        "is 1 if nothing can start, or if an address of the gateway is in use.",
         example=EXAMPLE,
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, or an application: YAML")
@@ -71,13 +74,31 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     await embedded.start(manifest)
     if manifest is None:
         _warn(embedded.plane.documents.plan_in_force)
-    embedded.plane.listeners.append(view.changed)
+    futility = Futility(embedded)
+    embedded.plane.listeners += [view.changed, futility.look]
     view.changed()
+    futility.look()
     await embedded.until_stopped()
     view.stopping()
     cut_off = await embedded.stop()
     view.stopped(cut_off)
+    if futility.reasons:
+        raise PointsmanError("\n".join(["nothing can start:", *(f"  {why}" for why in futility.reasons)]))
     return 0
+
+
+class Futility:
+    """Stops a plane that was started with something of which nothing can start."""
+
+    def __init__(self, embedded: "Embedded") -> None:
+        self._embedded = embedded
+        self.reasons: list[Reason] = []
+
+    def look(self) -> None:
+        if not self.reasons:
+            self.reasons = self._embedded.plane.beginning.futile()
+            if self.reasons:
+                self._embedded.ask_to_stop()
 
 
 def _warn(plan: "PointsmanPlan") -> None:
@@ -105,10 +126,12 @@ class ProgressView:
             if self._shown.get(deployment.name) != gist:
                 self._print(f"{deployment.name}: {deployment.in_words()}")
                 self._shown[deployment.name] = gist
-        if not self._was_ready and deployments and all(deployment.settled for deployment in deployments):
+        decided = deployments and all(deployment.settled or deployment.stopped for deployment in deployments)
+        if not self._was_ready and decided and any(deployment.ready for deployment in deployments):
             self._was_ready = True
             text = status_text(status, Paint(sys.stdout))
-            self._write(f"\nready in {time.monotonic() - self._began:.1f} s\n\n{text}")
+            ready = "ready" if all(deployment.settled for deployment in deployments) else "ready in part"
+            self._write(f"\n{ready} in {time.monotonic() - self._began:.1f} s\n\n{text}")
             self._embedded.gateway.tasks.complete("suggestions", lambda: self._suggest(status))
 
     async def _suggest(self, status: dict[str, Any]) -> None:

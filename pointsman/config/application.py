@@ -16,6 +16,7 @@ from pointsman.config.schema import ApplicationDocument, CallSpec, IngressSpec, 
 from pointsman.config.validation import INVALID, usable
 from pointsman.config.yaml import document_of, folder_of, importable
 from pointsman.errors import did_you_mean
+from pointsman.parameters import quoted
 from pointsman.pipeline.building import INGRESS, NAME
 from pointsman.pipeline.document import OPTIONS, read, to_yaml
 from pointsman.pipeline.flow import flow_of
@@ -102,7 +103,7 @@ def _check_name(name: str, problems: Problems) -> None:
     if name is INVALID:
         return
     if not NAME.fullmatch(name):
-        problems.add(("name",), f"expected {_NAME_FORM}, found {name!r}")
+        problems.add(("name",), f"expected {_NAME_FORM}, found {quoted(name)}")
     elif name in TAKEN:
         problems.add(("name",), f'"{name}" is taken: the gateway has pages of its own at /{name}; choose another')
 
@@ -171,7 +172,7 @@ class _NodeReader:
     def _node(self, spec: NodeSpec, path: FieldPath) -> Node:
         name = spec.name
         if name and not NAME.fullmatch(name):
-            self._problems.add((*path, "name"), f"expected {_NAME_FORM}, found {name!r}")
+            self._problems.add((*path, "name"), f"expected {_NAME_FORM}, found {quoted(name)}")
         elif name == INGRESS:
             self._problems.add((*path, "name"), f'"{INGRESS}" is the name of the ingress; choose another one')
         kind, code = self._kind_and_code(spec, path)
@@ -249,14 +250,14 @@ class _CallReader:
 
     def _check(self, spec: CallSpec, path: FieldPath, indices: Mapping[str, int]) -> None:
         if spec.id is not INVALID and not _CALL_ID.fullmatch(spec.id):
-            self._problems.add((*path, "id"), f"expected letters, digits, _, - and dots, found {spec.id!r}")
+            self._problems.add((*path, "id"), f"expected letters, digits, _, - and dots, found {quoted(spec.id)}")
         elif spec.id in indices:
             line = self._problems.line_of(("calls", indices[spec.id], "id"))
             self._problems.add((*path, "id"), f'there is already a call "{spec.id}" on line {line}')
         self._nodes.check_reference(spec.node, (*path, "node"))
         node = self._nodes.named.get(spec.node or "")
         if spec.method is not INVALID and not _METHOD.fullmatch(spec.method):
-            self._problems.add((*path, "method"), f"expected the name of a method, found {spec.method!r}")
+            self._problems.add((*path, "method"), f"expected the name of a method, found {quoted(spec.method)}")
         elif node is not None and node.kind is NodeKind.FUNCTION and spec.method and spec.method != CALL:
             self._problems.add((*path, "method"), f'node "{spec.node}" is a function, and has no methods')
 
@@ -268,7 +269,7 @@ class _CallReader:
 
 def _check_code(code: str, path: FieldPath, problems: Problems) -> None:
     if code and not _CODE.fullmatch(code):
-        problems.add(path, f"expected path/to/file.py:Name or package.module:Name, found {code!r}")
+        problems.add(path, f"expected path/to/file.py:Name or package.module:Name, found {quoted(code)}")
 
 
 def _check_steps(

@@ -13,7 +13,7 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.config.schema import GatewaySpec, KeySpec
 from pointsman.control import ReconcileStep, What
 from pointsman.errors import PointsmanError
-from pointsman.parameters import duration_text, is_duration, is_secret, yaml_name
+from pointsman.parameters import duration_text, is_duration, is_secret, without_secrets, yaml_name
 from pointsman.render.text import quantity, text_table
 from pointsman.scaling.limits import ScalingPlan
 
@@ -242,8 +242,8 @@ def _of_scaling(
 
 
 def _policy_settings(plan: ScalingPlan) -> dict[str, Any]:
-    _, parameters, metrics = (*_decoded(plan.recipe), None, None, None)[:3]
-    return {"parameters": parameters or {}, "metrics": metrics or []}
+    _, parameters, metrics, code = (*_decoded(plan.recipe), None, None, None, None)[:4]
+    return {"parameters": parameters or {}, "metrics": metrics or [], "code": code or {}}
 
 
 def _settings_of(plan: ScalingPlan) -> dict[str, Any]:
@@ -321,6 +321,9 @@ def _named(value: Any) -> dict[str, Any] | None:
 def field_texts(before: Any, after: Any) -> Iterator[str]:
     """Each difference in words, without secrets."""
     for field, old, new in differences(before, after):
+        if field.startswith("code"):
+            yield "its code has changed"
+            continue
         yield f"{field} {CHANGED if is_secret(field) else _arrow(old, new)}".lstrip()
 
 
@@ -342,18 +345,18 @@ def _written(value: Any) -> Any:
 
 
 def _arrow(before: object, after: object) -> str:
-    return f"{_shown(before)} -> {_shown(after)}"
+    return f"{_shown(without_secrets(before))} -> {_shown(without_secrets(after))}"
 
 
 def _shown(value: object) -> str:
-    """A value on one line, without secrets and without what is not set."""
+    """A value on one line, without what is not set."""
     if value is None or value in ((), [], {}, ""):
         return "none"
     if isinstance(value, float):
         return f"{value:.15g}"
     if isinstance(value, dict):
         held = {name: entry for name, entry in value.items() if entry not in (None, (), [], {}, "") and name != "name"}
-        return ", ".join(f"{name} {'***' if is_secret(name) else _shown(entry)}" for name, entry in held.items())
+        return ", ".join(f"{name} {_shown(entry)}" for name, entry in held.items())
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode().strip('"')

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pointsman.config.building import arguments_of, built
+from pointsman.config.code import code_in
 from pointsman.config.picker import default_plan, discovery_reference, picker_plan
 from pointsman.config.plan import DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
@@ -37,7 +38,7 @@ from pointsman.control.desired import (
 )
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
-from pointsman.parameters import NoEffect, base_url, packaged, read_key
+from pointsman.parameters import NoEffect, base_url, packaged, quoted, read_key
 from pointsman.placement.asks import Ask, Need, PlacementRules
 from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.routing.user_code import TIME_LIMIT_S
@@ -125,7 +126,7 @@ class Deployments:
         self._names.take(spec.name, path)
         if spec.name and not DEPLOYMENT_NAME.fullmatch(spec.name):
             wanted = "letters, digits, dots, dashes and underscores, at most 63, a letter or digit first"
-            self._problems.add((*path, "name"), f"expected {wanted}, found {spec.name!r}")
+            self._problems.add((*path, "name"), f"expected {wanted}, found {quoted(spec.name)}")
         self._take_model(spec.model, spec.name, (*path, "model"))
         for index, alias in usable(spec.aliases):
             self._take_model(alias, spec.name, (*path, "aliases", index))
@@ -260,8 +261,11 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath)
             made = Scheduling(picker=picker_plan(how.config, problems, where, queues=True))
     if len(problems):
         return made
-    recipe = msgspec.json.encode(how, order="sorted").decode()
-    return msgspec.structs.replace(made, recipe=recipe, time_limit_s=how.time_limit)
+    recipe = msgspec.to_builtins(how)
+    if code := code_in(recipe):
+        recipe["code"] = code
+    written = msgspec.json.encode(recipe, order="sorted").decode()
+    return msgspec.structs.replace(made, recipe=written, time_limit_s=how.time_limit)
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
@@ -410,7 +414,7 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
     if name:
         names.take(name, path)
         if not ENDPOINT_NAME.fullmatch(name):
-            problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {name!r}")
+            problems.add((*path, "name"), f"expected letters, digits and any of . _ : -, found {quoted(name)}")
     if spec.engine is not INVALID:
         adapter = _adapter(spec.engine, problems, (*path, "engine"))
     check_key(spec, problems, path)

@@ -16,7 +16,7 @@ from pointsman.config.application import application_plan, load_application, mis
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy
 from pointsman.config.picker import picker_plan
-from pointsman.config.plan import ApplicationPlan, PickerPlan, PointsmanPlan
+from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import plugins, policies, scaling_policies, unrecognised
 from pointsman.config.scaling import policy as scaling_policy
@@ -130,6 +130,7 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> Po
     plans = deployments.plans(document.deployments)
     front = gateway(document.gateway, problems)
     machines = workers(document.workers, problems)
+    _check_budgets(front, plans, problems)
     own = PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, warnings=problems.warnings)
     return _with_applications(own, document.applications, problems)
 
@@ -189,6 +190,18 @@ def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]
     for index, tenant in usable(specs):
         names.take(tenant.name, (*GATEWAY, "tenants", index))
     return [tenant.name for _, tenant in usable(specs) if tenant.name]
+
+
+def _check_budgets(spec: GatewaySpec, plans: Sequence[DeploymentPlan], problems: Problems) -> None:
+    """Warn of budgets that never run out."""
+    prices = [plan.price for plan in plans if plan.price is not None]
+    if any(one.per_million_input_tokens or one.per_million_output_tokens for one in prices):
+        return
+    for index, tenant in usable(spec.tenants):
+        if tenant.cost_budget is not None:
+            wanted = "set price.perMillionInputTokens or price.perMillionOutputTokens of deployments"
+            message = f"never runs out, as no deployment has a price of tokens; {wanted}"
+            problems.warn((*GATEWAY, "tenants", index, "costBudget"), message)
 
 
 def _check_keys(specs: Sequence[KeySpec], tenants: Sequence[str], problems: Problems) -> None:

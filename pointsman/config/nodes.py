@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.config.building import arguments_of, built
+from pointsman.config.code import code_version
 from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
 from pointsman.config.plan import PYTHON, DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
@@ -14,8 +15,7 @@ from pointsman.config.scaling import NodeScaling, first_wait_s
 from pointsman.config.schema import PlacementSpec, ResourcesSpec, SchedulingSpec, SelectorSpec
 from pointsman.config.validation import INVALID, Validator
 from pointsman.control.desired import DesiredDeployment, DesiredEngine, Lifecycle
-from pointsman.errors import command
-from pointsman.pipeline.building import INGRESS, file_version
+from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
 from pointsman.pipeline.options import NodeOptions
 from pointsman.scaling.limits import ScalingPlan
@@ -62,7 +62,7 @@ class Nodes:
         }
 
     def check_code(self) -> None:
-        """Warn of code that is missing, or that has changed since the document was built."""
+        """Warn of code that is missing."""
         for node, path in self._running():
             self._check_code(node, path)
 
@@ -138,7 +138,7 @@ class Nodes:
             "folder": str(self._folder),
             "args": self._arguments(list(node.args)),
             "kwargs": self._arguments(node.kwargs),
-            "version": node.version,
+            "version": ".".join(filter(None, [node.version, self._code_version(node)])),
             "threads": options.threads,
             "rank": rank,
             "shards": options.shards,
@@ -167,25 +167,14 @@ class Nodes:
 
     def _check_code(self, node: Node, path: FieldPath) -> None:
         source = node.code.rpartition(":")[0]
-        if source.endswith(".py"):
-            files = [self._folder / source]
-            if not files[0].is_file():
-                self._problems.warn(path, f"there is no file {files[0]}")
-        else:
-            module = source.replace(".", "/")
-            roots = [self._folder, *(self._folder / root for root in self._graph.python_path)]
-            files = [root / end for root in roots for end in (f"{module}.py", f"{module}/__init__.py")]
-        file = next((file for file in files if file.is_file()), None)
-        if file is None or not node.version:
-            return
-        try:
-            version = file_version(file)
-        except OSError:  # not readable by this user
-            return
-        if version != node.version:
-            changed = f"the code of {node.name} has changed since it was built"
-            how = f"write this file anew with: {command('build', 'MODULE:NAME', '-o', 'FILE')}"
-            self._problems.warn(path, f"{changed}; to roll it out, {how}")
+        if source.endswith(".py") and not (self._folder / source).is_file():
+            self._problems.warn(path, f"there is no file {self._folder / source}")
+
+    def _code_version(self, node: Node) -> str:
+        """Of its modules, and of those that they import from the folders of the application."""
+        graph = self._graph
+        codes = [graph.preprocessor, graph.schema] if node.name == INGRESS else [node.code]
+        return code_version(codes, [self._folder, *(self._folder / root for root in graph.python_path)])
 
 
 def ranks(node: Node) -> list[int | None]:

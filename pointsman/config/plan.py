@@ -181,6 +181,13 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         plugins = () if self.picker is None else self.picker.plugins.values()
         return [*plugins] if self.policy is None else [self.policy]
 
+    @property
+    def code(self) -> str:
+        """The version of the user's code that it runs; empty if it runs none."""
+        policies = msgspec.json.decode(self.scheduling_recipe or "{}").get("code", {})
+        replica = "" if self.desired.engine is None else self.desired.engine.parameters.get("version", "")
+        return _joined([*policies.values(), code_of_scaling(self.scaling), replica if self.is_replica else ""])
+
     def dispatch_plan(self) -> DispatchPlan:
         """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""
         if self.policy is not None:
@@ -203,6 +210,16 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} ({', '.join([*runs, self.decided_by])})"
 
 
+def code_of_scaling(plan: ScalingPlan | None) -> str:
+    """The version of the user's code in a scaling policy; empty if it has none."""
+    recipe = [] if plan is None else msgspec.json.decode(plan.recipe)
+    return _joined(recipe[3].values()) if len(recipe) > 3 else ""
+
+
+def _joined(versions: Iterable[str]) -> str:
+    return " ".join(sorted({part for version in versions for part in version.split()}))
+
+
 class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What an `Application` document builds."""
 
@@ -218,8 +235,13 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     scaling: ScalingPlan | None = None
     """Scaling of the nodes that have none of their own."""
     text: str
-    """The document in our own form: equal texts are equal applications."""
+    """The document in our own form: equal texts are equal applications, but for their code."""
     warnings: tuple[ConfigWarning, ...] = ()
+
+    @property
+    def code(self) -> str:
+        """The version of the code of its nodes and policies."""
+        return _joined([*(one.code for one in self.deployments), code_of_scaling(self.scaling)])
 
     def scaled_together(self) -> dict[str, str]:
         """Deployments that the application's own policy decides about, and their nodes; of shards, the first."""
@@ -248,6 +270,11 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: this machine."""
     warnings: tuple[ConfigWarning, ...] = ()
     """What is accepted without effect, and other facts that its author should know."""
+
+    @property
+    def code(self) -> str:
+        """The version of the user's code that it names, of applications and policies; empty if it names none."""
+        return _joined([*(one.code for one in self.deployments), *(one.code for one in self.applications)])
 
     def desired(self) -> Desired:
         return Desired({plan.name: plan.desired for plan in self.deployments})

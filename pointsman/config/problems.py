@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 import msgspec
 
 from pointsman.errors import ConfigError
-from pointsman.parameters import quoted
+from pointsman.parameters import is_secret, quoted, without_secrets
 from pointsman.types import MAX_NAME
 
 FieldPath: TypeAlias = tuple[str | int, ...]
@@ -157,13 +157,16 @@ def expected(annotation: Any) -> str:
     return _TYPE_WORDS.get(annotation) or str(getattr(annotation, "__name__", "a value"))
 
 
-def found(data: Any) -> str:
-    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are."""
+def found(data: Any, path: FieldPath = ()) -> str:
+    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are; none if it may be a
+    secret by its path."""
     if isinstance(data, dict):
         return "a mapping"
     if isinstance(data, list):
         return "a list"
-    return "nothing" if data is None else quoted(data)
+    if data is not None and is_secret(field_name(path)):
+        return "another value"
+    return "nothing" if data is None else quoted(without_secrets(data))
 
 
 def bounds_in_words(error: msgspec.ValidationError) -> str:

@@ -12,10 +12,11 @@ from typing import Any, TypeGuard, get_type_hints
 
 import msgspec
 
+from pointsman.config.code import load_module
 from pointsman.config.problems import FieldPath, Problems, a
 from pointsman.config.validation import Field
 from pointsman.engines import ENGINES, Engine
-from pointsman.errors import did_you_mean
+from pointsman.errors import did_you_mean, system_reason
 from pointsman.parameters import Spelled, camel_case, unmarked
 from pointsman.routing.endpoints import Extractor
 from pointsman.routing.plugins import (
@@ -222,16 +223,20 @@ class Registry:
         if known is None:
             instead = REPLACED.get(name)
             hint = f'; use "{instead}"' if instead in self._types else did_you_mean(name, self._types)
-            missing = f'"{name}" of the published picker is not built in: {MISSING[name]}' if name in MISSING else ""
-            problems.add(path, missing or f'there is no {self.word} "{name}"{hint}')
+            problem = f'there is no {self.word} "{name}"{hint}'
+            if name in MISSING:
+                problem = f'"{name}" of the published picker is not built in: {MISSING[name]}'
+            elif other := _elsewhere(name, self.word):
+                problem = f'"{name}" is {a(other)}, not {a(self.word)}{did_you_mean("", self._types)}'
+            problems.add(path, problem)
         return known
 
     def _imported(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:
         module_name, _, attribute = name.partition(":")
         try:
-            module = importlib.import_module(module_name)
+            module = load_module(module_name)
         except (Exception, SystemExit) as error:
-            problems.add(path, _import_failure(module_name, error))
+            problems.add(path, import_failure(module_name, error))
             return None
         made = getattr(module, attribute, None)
         if made is None:
@@ -302,12 +307,25 @@ def _field(argument: inspect.Parameter, annotation: Any, builtin: bool) -> Field
     return Field(argument.name, tuple(spellings), annotation, optional, argument.default if optional else None)
 
 
-def _import_failure(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return f'there is no module "{error.name}"; it must be installed, or be in the current directory or PYTHONPATH'
+def import_failure(module: str, error: BaseException) -> str:
+    """Why a module of the user's cannot be imported, and what to do."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        if module.endswith(".py") and f"{module}.".startswith(f"{error.name}."):
+            return f'"{module}" is a file; name its module, "{module.removesuffix(".py").replace("/", ".")}"'
+        if f"{module}.".startswith(f"{error.name}."):
+            where = "it must be installed, or be in the current directory or PYTHONPATH"
+            return f'there is no module "{error.name}"; {where}'
+        return f'module "{module}" cannot be imported: it needs "{error.name}", which is not installed'
     if isinstance(error, TypeError | ValueError) and (not module or module.startswith(".")):
         return 'write your own class as "package.module:Name"'
-    return f'module "{module}" cannot be imported: {type(error).__name__}: {error}'
+    said = system_reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return f'module "{module}" cannot be imported: {said}'
+
+
+def _elsewhere(name: str, word: str) -> str:
+    """The kind of thing that this is the name of, if it is not the one that was expected."""
+    homes = (plugins(), policies(), scaling_policies(), engines())
+    return next((home.word for home in homes if name in home and home.word != word), "")
 
 
 @cache

@@ -14,7 +14,7 @@ from pointsman.config.application import missing_models
 from pointsman.config.deployments import load_endpoints
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PointsmanPlan
 from pointsman.control.desired import Desired, DesiredEndpoint
-from pointsman.errors import ConfigError, PointsmanError, UnknownName
+from pointsman.errors import ConfigError, PointsmanError, UnknownName, why_unusable
 
 
 class ManifestText(msgspec.Struct, frozen=True):
@@ -24,6 +24,8 @@ class ManifestText(msgspec.Struct, frozen=True):
     folder: str
     file: str = ""
     """Its name in error messages."""
+    code: str = ""
+    """The version of the user's code that it names, as of when it came into force; empty if it names none."""
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
@@ -38,6 +40,8 @@ class Deployed(msgspec.Struct, frozen=True):
 
     def is_same(self, before: "Deployed | None", stored: ManifestText) -> bool:
         """Whether it equals the version in force, as text or as what the text builds."""
+        if self.document.code != stored.code:
+            return False
         if (self.document.text, self.document.folder) == (stored.text, stored.folder):
             return True
         return before is not None and (before.plan.text, before.plan.folder) == (self.plan.text, self.plan.folder)
@@ -56,20 +60,23 @@ class Revision(msgspec.Struct, frozen=True):
     @property
     def fingerprint(self) -> list[Any]:
         """Plain data that is the same if, and only if, the revision is."""
-        own = [[one.name, one.text, one.folder] for one in self.base.applications]
+        own = [[one.name, one.text, one.folder, one.code] for one in self.base.applications]
         documents = [self.manifest, *(one.document for one in self.deployed.values())]
-        return [own, *([one.text, one.folder] for one in documents if one is not None)]
+        return [own, *([one.text, one.folder, one.code] for one in documents if one is not None)]
 
     def changed(self, document: ManifestText, plan: PointsmanPlan) -> "tuple[Revision, list[str]]":
         """With another manifest, or with an application beside it; and the deployments that the document names."""
         named = [one.name for one in plan.deployments]
         if plan.application_alone:
             return self.with_application(document, plan.applications[0]), named
-        return msgspec.structs.replace(self, manifest=document, base=plan), named
+        return msgspec.structs.replace(
+            self, manifest=msgspec.structs.replace(document, code=plan.code), base=plan
+        ), named
 
     def with_application(self, document: ManifestText, plan: ApplicationPlan) -> "Revision":
         """With this application in place of any other of its name."""
-        deployed = {**self.deployed, plan.name: Deployed(document, plan)}
+        versioned = msgspec.structs.replace(document, code=plan.code)
+        deployed = {**self.deployed, plan.name: Deployed(versioned, plan)}
         return msgspec.structs.replace(self, deployed=deployed, broken=_without(self.broken, plan.name))
 
     def without_application(self, name: str) -> "Revision":
@@ -114,9 +121,10 @@ def load_revision(
 ) -> Revision:
     """Build stored documents again. Raises `ConfigError` if the manifest does not load; an application that does not
     is listed as broken. `was_in_force`: the manifest is not new."""
-    revision = Revision(
-        manifest, PointsmanPlan() if manifest is None else load_document(manifest, was_in_force=was_in_force)
-    )
+    revision = Revision()
+    if manifest is not None:
+        base = load_document(manifest, was_in_force=was_in_force)
+        revision = Revision(msgspec.structs.replace(manifest, code=base.code), base)
     broken = {}
     for name, document in applications.items():
         try:
@@ -167,7 +175,7 @@ class EndpointsFile(msgspec.Struct):
         try:
             stat = self.path.stat()
         except OSError as error:
-            gone = f"{self.path}: {error.strerror}"
+            gone = f"{self.path}: {why_unusable(self.path, error)}"
             self.problem = f"{gone}; the endpoints that it last listed are kept" if self.endpoints else gone
             self.seen = None
             return False

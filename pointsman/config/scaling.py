@@ -11,13 +11,14 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.building import built
+from pointsman.config.code import code_in
 from pointsman.config.plan import PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problems
 from pointsman.config.registry import scaling_policies
 from pointsman.config.schema import ScalingSpec
 from pointsman.config.validation import INVALID, Section, Validator, usable
 from pointsman.errors import PointsmanError
-from pointsman.parameters import is_url, unmarked
+from pointsman.parameters import is_url, quoted, unmarked
 from pointsman.pipeline.graph import Node
 from pointsman.scaling.limits import MetricQuery, ScalingLimits, ScalingPlan
 from pointsman.scaling.policies.budget import Budget
@@ -61,7 +62,10 @@ def scaling(
     limits = {name: getattr(spec, name) for name in ScalingLimits.__struct_fields__}
     if spec.initial_replicas is None:
         limits["initial_replicas"] = replicas
-    recipe = msgspec.json.encode([spec.policy, spec.parameters, spec.metrics] if own_policy else [], order="sorted")
+    parts = [spec.policy, spec.parameters, spec.metrics] if own_policy else []
+    if own_policy and (code := code_in({"policy": spec.policy, "parameters": spec.parameters})):
+        parts.append(code)
+    recipe = msgspec.json.encode(parts, order="sorted")
     return ScalingPlan(
         policy=made,
         policy_name=spec.policy if own_policy else "",
@@ -106,7 +110,7 @@ def _queries(spec: ScalingSpec, problems: Problems, path: FieldPath) -> tuple[Me
         if one.query == "":
             problems.add((*here, "query"), "must not be empty")
         if one.url is not INVALID and not is_url(one.url):
-            problems.add((*here, "url"), f"expected http://host:port of a Prometheus, found {one.url!r}")
+            problems.add((*here, "url"), f"expected http://host:port of a Prometheus, found {quoted(one.url)}")
         made.append(MetricQuery(one.name or "", one.url or "", one.query or ""))
     return tuple(made)
 

@@ -21,6 +21,7 @@ from pointsman.parameters import (
     Number,
     Quantity,
     Share,
+    Size,
     Spelled,
     Time,
 )
@@ -363,7 +364,9 @@ class GatewaySpec(Section, frozen=True):
     drain_timeout: Time = 30.0
     """On SIGTERM, running streams get this long to end."""
     keep_records: Count = DEFAULT_SETTINGS.keep_records
-    """Decision records kept, the newest."""
+    """Records of requests kept per deployment, the newest."""
+    max_record_bytes: Size = 64 * 1024 * 1024
+    """Records of requests on disk, for the next plane; 0: none."""
     max_prefix_index_bytes: Bytes = MAX_INDEX_BYTES
     """Memory for what instances have in their prefix caches, whatever they report; of all deployments together."""
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from pointsman.config.problems import FieldPath, Problems, bounds_in_words, expected, found, is_list, is_mapping, listed
-from pointsman.errors import did_you_mean
+from pointsman.errors import did_you_mean, system_reason
 from pointsman.parameters import (
     DurationText,
     FileName,
@@ -110,7 +110,7 @@ class Validator:
     def fields(self, data: Any, fields: Mapping[str, Field], path: FieldPath, *, kind: str = "field") -> dict[str, Any]:
         """The values of named fields, by their names in Python, without optional fields that are absent."""
         if not isinstance(data, dict):
-            self.problems.add(path, f"expected a mapping (field: value), found {found(data)}")
+            self.problems.add(path, f"expected a mapping (field: value), found {found(data, path)}")
             return {}
         known = {spelling for field in fields.values() for spelling in field.spellings}
         for name in data:
@@ -192,7 +192,7 @@ class Validator:
                 self.problems.take(apart)
                 return INVALID
         words = listed([expected(unmarked(member)[0]) for member in members])
-        self.problems.add(path, f"expected {words}, found {found(data)}")
+        self.problems.add(path, f"expected {words}, found {found(data, path)}")
         return INVALID
 
 
@@ -209,7 +209,7 @@ class Scalars:
                 return self.unexpected(data, kind, path)
             return kind(data) if isfinite(data) else self.unexpected(data, kind, path)
         if kind is str and isinstance(data, int | float):
-            return self._reject(path, f"expected text, found {found(data)}; put it in quotes")
+            return self._reject(path, f"expected text, found {found(data, path)}; put it in quotes")
         if kind in (str, bool):
             return data if isinstance(data, kind) else self.unexpected(data, kind, path)
         try:
@@ -225,7 +225,7 @@ class Scalars:
                 return value
         words = [choice for choice in choices if isinstance(choice, str)]
         near = did_you_mean(data, words, list_known=False) if isinstance(data, str) else ""
-        return self._reject(path, f"expected {expected(kind)}, found {found(data)}{near}")
+        return self._reject(path, f"expected {expected(kind)}, found {found(data, path)}{near}")
 
     def with_unit(self, data: Any, read: Callable[[str], float], words: str, path: FieldPath) -> Any:
         """A number, or text with a unit."""
@@ -235,7 +235,7 @@ class Scalars:
             except ValueError as error:
                 return self._reject(path, str(error))
         if isinstance(data, bool) or not isinstance(data, int | float) or not isfinite(data):
-            return self._reject(path, f"expected {words}, found {found(data)}")
+            return self._reject(path, f"expected {words}, found {found(data, path)}")
         return read(str(data)) if read is quantity else float(data)
 
     def file(self, name: str, folder: Path, mark: FileName, path: FieldPath) -> Any:
@@ -246,7 +246,8 @@ class Scalars:
             file = folder / Path(name).expanduser()
             exists = file.exists()
         except (OSError, RuntimeError) as error:  # not permitted, or ~user of an unknown user
-            return self._reject(path, f"cannot look for {found(name)}: {error}")
+            why = system_reason(error) if isinstance(error, OSError) else error
+            return self._reject(path, f"cannot look for {found(name, path)}: {why}")
         if mark.or_name:
             return str(file) if exists or name[0] in "./~" else name
         if mark.must_exist and not file.is_file():
@@ -264,11 +265,11 @@ class Scalars:
         try:
             msgspec.convert(value, annotation)
         except msgspec.ValidationError as error:
-            return self._reject(path, f"{bounds_in_words(error)}, found {found(data)}")
+            return self._reject(path, f"{bounds_in_words(error)}, found {found(data, path)}")
         return value
 
     def unexpected(self, data: Any, kind: Any, path: FieldPath) -> Any:
-        return self._reject(path, f"expected {expected(kind)}, found {found(data)}")
+        return self._reject(path, f"expected {expected(kind)}, found {found(data, path)}")
 
     def _reject(self, path: FieldPath, message: str) -> Any:
         self._problems.add(path, message)

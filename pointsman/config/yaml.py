@@ -17,7 +17,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 
 from pointsman.config.problems import FieldPath, Problem, Problems, found
 from pointsman.config.validation import INVALID, Section, Validator
-from pointsman.errors import ConfigError, did_you_mean
+from pointsman.errors import ConfigError, did_you_mean, text_of_file, why_unusable
 
 MAX_VALUES = 100_000
 """A document with more is a mistake, or an attack that repeats an anchor again and again."""
@@ -36,12 +36,14 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 def text_of(path: Path) -> str:
     """The text of a file. Raises `ConfigError` if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return text_of_file(path)
     except OSError as error:
-        raise ConfigError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
+        line, why = 0, why_unusable(path, error)
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigError([Problem(str(path), line, "", "this is not UTF-8 text")]) from error
+        is_binary = b"\0" in error.object  # a binary file has no lines
+        line = 0 if is_binary else error.object.count(b"\n", 0, error.start) + 1
+        why = why_unusable(path, error)
+    raise ConfigError([Problem(str(path), line, "", f"cannot be read: {why}")])
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Problems]:

@@ -6,6 +6,9 @@
                     |                       |       |
                     +---- backing off <-----+-------+  crashed, hung, or never ready: the reason and a count are kept
 
+An instance whose start has failed for a reason that no further try can change (`final`) stays there until it is applied
+again.
+
 Enters: events, each with the time. Leaves: commands. The one rule: an instance is in service only after it has done
 real work, and is stopped only after it was taken out of service. An event changes what is known (`HANDLERS`); then
 `reconcile` says what follows from that, and what is due is done.
@@ -38,7 +41,7 @@ def _applied(event: events.Applied, turn: Transition) -> None:
         spec = event.desired.deployments.get(instance.deployment)
         if spec is not None:
             instance.spec = _applicable(instance, spec)
-    for instance in state.halted(event.desired, event.retry):
+    for instance in state.given_up(event.desired, event.retry):
         transition.retry(turn, instance)
 
 
@@ -119,13 +122,13 @@ def _launch_failed(event: events.LaunchFailed, turn: Transition) -> None:
         if event.local and instance.phase is Phase.STARTING:
             transition.hinder(turn, instance, Reason("not-launched", {"why": event.why, "cause": event.local}))
         else:
-            transition.ended(turn, instance, Reason("launch-failed", {"why": event.why}))
+            transition.ended(turn, instance, Reason("launch-failed", {"why": event.why}), event.final)
 
 
 def _exited(event: events.Exited, turn: Transition) -> None:
     instance = turn.find_process(event.instance_id)
     if instance is not None:
-        transition.ended(turn, instance, Reason("exited", {"why": event.why}))
+        transition.ended(turn, instance, Reason("exited", {"why": event.why}), event.final)
 
 
 # Health
@@ -275,8 +278,10 @@ class Controller:
         in_progress = [] if state.desired is None else reconcile(before, known, fleet=fleet)
         steps = [*reconcile(desired, known, fleet=fleet), *lifecycle_steps(before, desired)]
         steps += [
-            ReconcileStep(What.RESTART, one.id, Reason("rollout-retried"), one.deployment)
-            for one in state.halted(desired, retry)
+            ReconcileStep(
+                What.RESTART, one.id, Reason("rollout-retried" if one.halted else "tried-again"), one.deployment
+            )
+            for one in state.given_up(desired, retry)
         ]
         steps = [step for step in steps if step not in in_progress]
         starting = {step.subject: desired.deployments[step.deployment] for step in steps if step.what is What.START}

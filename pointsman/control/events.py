@@ -68,6 +68,8 @@ class LaunchFailed(ControllerEvent, frozen=True):
     why: str
     local: str = ""
     """What the runtime is short of, such as file descriptors; empty: what was to be started is at fault."""
+    final: Reason | None = None
+    """Why no further try can succeed before something is changed, and what to do; None: one may."""
 
 
 class Exited(ControllerEvent, frozen=True):
@@ -76,6 +78,8 @@ class Exited(ControllerEvent, frozen=True):
     instance_id: str
     why: str
     """For operators, such as: exit code 1: the last line of its log."""
+    final: Reason | None = None
+    """If it was starting: why no further try can succeed before something is changed, and what to do; None: one may."""
 
 
 class Answered(ControllerEvent, frozen=True):

@@ -7,6 +7,7 @@
     starting        Answered, with real work done                   ready: Admit
     starting        LaunchFailed, Exited                            backing off
     starting        LaunchFailed for a reason of the runtime        backing off for probe_interval; counts as no failure
+    starting        LaunchFailed, Exited, finally                   backing off, for good: it cannot start
     starting        start_timeout                                   stopping: Kill
     ready           probe_interval                                  ready: Probe (health)
     ready           WentIdle, GotRequest                            ready: Probe less often, as often as before
@@ -33,6 +34,7 @@
     backing off     backoff                                         starting: Launch
     backing off     its recipe has changed                          starting: Launch
     backing off     start_attempts failed, older ones serve         backing off, for good: the rollout is stopped
+    backing off     Applied, with its deployment in `retry`         starting: Launch, if it was there for good
     starting        its recipe has changed                          stopping: Terminate
     starting        it is not wanted any more, or PlaceNeeded       stopping: Terminate
     backing off     it is not wanted any more                       (gone)
@@ -120,6 +122,8 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime had not the means to launch it."""
     halted: bool = False
     """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
+    final: bool = False
+    """It cannot start, and is not tried again before it is applied again."""
     recipe: str = ""
     """What its process was started from, or will be."""
     start_up_s: float | None = None
@@ -142,12 +146,13 @@ def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
     """Replicas of a deployment, or of the shards of a node: a replica is one instance of each."""
     mine = [one for one in instances if one.deployment in deployments and one.endpoint is None]
-    failed = (one for one in mine if one.has_failed and one.reason)
+    failed = next((one for one in mine if one.has_failed and one.reason), None)
     return ReplicaCounts(
         ready=min(_counts(mine, deployments, Phase.READY)),
         starting=max(_counts(mine, deployments, Phase.STARTING, Phase.BACKING_OFF)),
         unplaced=max(_counts([one for one in mine if one.unplaced], deployments, *Phase)),
-        trouble=next((_not_running(one) for one in failed), None),
+        trouble=None if failed is None else _not_running(failed),
+        is_final=failed is not None and failed.final,
         start_ups={
             (one.id, one.process): one.start_up_s
             for one in mine
@@ -188,6 +193,8 @@ class Instance(msgspec.Struct, kw_only=True):
     """In a row, with this recipe."""
     halted: bool = False
     """It is not restarted while instances of an earlier recipe serve."""
+    final: bool = False
+    """Its start has failed for a reason that no further try can change."""
     hindered: bool = False
     """The runtime had not the means to launch it."""
     warmth: float = 0.0
@@ -255,7 +262,7 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def has_failed_to_start(self) -> bool:
-        return self.failed_starts >= self.spec.lifecycle.start_attempts
+        return self.final or self.failed_starts >= self.spec.lifecycle.start_attempts
 
     @property
     def backoff_s(self) -> float:
@@ -276,7 +283,7 @@ class Instance(msgspec.Struct, kw_only=True):
             return self.since + limits.drain_timeout_s
         if self.phase is Phase.STOPPING and not self.killed:
             return self.since + limits.stop_grace_s
-        if self.phase is Phase.BACKING_OFF and not self.halted:
+        if self.phase is Phase.BACKING_OFF and not (self.halted or self.final):
             return self.since + (limits.probe_interval_s if self.hindered else self.backoff_s)
         return None
 
@@ -377,6 +384,7 @@ def instance_status(one: Instance) -> InstanceStatus:
         unplaced=one.unplaced,
         hindered=one.hindered,
         halted=one.halted,
+        final=one.final,
         recipe=one.recipe,
         start_up_s=one.start_up_s,
         has_failed=one.failures > 0 and not one.unplaced and one.phase in (Phase.STARTING, Phase.BACKING_OFF),
@@ -389,6 +397,8 @@ def instance_status(one: Instance) -> InstanceStatus:
 def _reason(one: Instance) -> Reason | None:
     if one.halted:
         return Reason("rollout-stopped", {"why": one.reason})
+    if one.final:
+        return Reason("cannot-start", {"why": one.reason})
     if one.outdated is not None:
         return Reason("to-be-replaced", {"why": one.outdated})
     if one.reason is None and one.probe_error and one.phase is Phase.STARTING:

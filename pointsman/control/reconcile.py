@@ -12,6 +12,7 @@ import msgspec
 
 from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.instances import Instance, Phase
+from pointsman.parameters import without_secrets
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.moves import victims
 from pointsman.reasons import Reason
@@ -45,7 +46,9 @@ def _flat(recipe: str) -> dict[str, Any]:
     if engine is None:
         return {"model": model, "engine": None}
     kind, parameters = engine.pop("type"), engine.pop("parameters", {})
+    variables = parameters.pop("env", None) or {}
     more = {f"engine.{name}": value for name, value in {**engine, **parameters}.items()}
+    more |= {f"engine.env.{name}": value for name, value in variables.items()}
     return {"model": model, "engine": kind, **more}
 
 
@@ -66,14 +69,15 @@ def _facts(instance: ExecutionInstance) -> dict[str, Any]:
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Reason | None:
     names = [*before, *(name for name in after if name not in before)]
     changes = [
-        {"field": name, "before": _shown(before.get(name)), "after": _shown(after.get(name))}
+        {"field": name, "before": _shown(name, before.get(name)), "after": _shown(name, after.get(name))}
         for name in names
         if before.get(name) != after.get(name)
     ]
     return Reason("changed", {"changes": changes}) if changes else None
 
 
-def _shown(value: Any) -> str:
+def _shown(name: str, value: Any) -> str:
+    value = without_secrets(value, name)
     if value is None:
         return "none"
     if isinstance(value, float):

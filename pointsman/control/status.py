@@ -7,6 +7,8 @@ import msgspec
 
 from pointsman.control.desired import Desired, DesiredDeployment
 from pointsman.control.instances import InstanceStatus, Phase
+from pointsman.placement.fleet import Fleet
+from pointsman.placement.hints import why_never
 from pointsman.reasons import Reason
 
 SOON_S = 10.0
@@ -53,12 +55,16 @@ def unavailability(
     expected = [one for one in mine if _is_expected(one, room, now)]
     found = [_unavailability(one, start_up_s, now) for one in expected or mine]
     first = min(found, key=lambda one: float("inf") if one.retry_s is None else one.retry_s, default=NONE_WANTED)
+    if first.why.code == DOWN:
+        down = sum(one.why.code == DOWN for one in found)
+        first = msgspec.structs.replace(first, why=first.why.having(endpoints=down))
     none_yet = all(one.leaving or one.endpoint is not None for one in mine)
     if expected or (prospects.may_start and none_yet):
         return first
     return Unavailable(first.why, first.retry_s, hopeless=True)
 
 
+DOWN = "endpoint-down"
 NONE_WANTED = Unavailable(Reason("none-wanted"))
 
 
@@ -69,7 +75,7 @@ def _gives_place(one: InstanceStatus) -> bool:
 def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
     """Whether it is worth waiting for. `room`: one without a place may get one."""
     is_soon = one.until is None or one.until - now <= SOON_S
-    if one.leaving or one.halted or one.drain_asked:
+    if one.leaving or one.halted or one.final or one.drain_asked:
         return False
     if one.unplaced or one.phase is Phase.DRAINING:  # it was evicted
         return room
@@ -83,9 +89,11 @@ def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
 def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -> Unavailable:
     if one.unplaced:
         return Unavailable(Reason("no-place-yet", {"instance": one.id}))
+    if one.final and one.reason is not None:
+        return Unavailable(Reason("never-starts", {"instance": one.id, "cause": _cause(one.reason)}))
     if one.endpoint is not None:
         left_s = None if one.probe_at is None else max(one.probe_at - now, 0.0)
-        code = "endpoint-starting" if one.phase is Phase.STARTING and not one.has_failed else "endpoint-down"
+        code = "endpoint-starting" if one.phase is Phase.STARTING and not one.has_failed else DOWN
         return Unavailable(Reason(code, {"instance": one.id}), left_s)
     if one.phase is Phase.STARTING:
         left_s = None if start_up_s is None else max(start_up_s - (now - one.since), 0.0)
@@ -97,6 +105,49 @@ def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -
         facts = {"instance": one.id, "failures": one.restarts + 1, "restart_in_s": round(left_s)}
         return Unavailable(Reason("restarting", facts), left_s + (start_up_s or 0.0))
     return Unavailable(Reason("in-phase", {"instance": one.id, "phase": one.phase.value}))
+
+
+def _cause(reason: Reason) -> str:
+    """Why an instance cannot start, as a code: its facts are for operators."""
+    while isinstance(inner := reason.facts.get("why"), Reason):
+        reason = inner
+    return reason.code
+
+
+def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
+    """Which instances are not tried again before they are applied again, and why; those of one deployment together."""
+    groups: dict[tuple[str, str], list[InstanceStatus]] = {}
+    for one in instances:
+        if one.final or one.halted:
+            groups.setdefault((one.deployment, str(one.reason)), []).append(one)
+    return [
+        Reason("given-up", {"instances": [one.id for one in all_], "why": all_[0].reason}) for all_ in groups.values()
+    ]
+
+
+def nothing_can_start(desired: Desired, instances: Iterable[InstanceStatus], fleet: Fleet | None) -> list[Reason]:
+    """Why none of the deployments can ever start an instance, one reason each; empty if one can, or may. `fleet`: None
+    if no instance has needed a place."""
+    mine: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
+    for one in instances:
+        mine.setdefault(one.deployment, []).append(one)
+    found: list[Reason] = []
+    for name, members in mine.items():
+        spec = desired.deployments.get(name)
+        whys = [_why_never(one, spec, fleet) for one in members]
+        if not whys or None in whys:
+            return []
+        found.append(Reason("given-up", {"instances": [one.id for one in members], "why": whys[0]}))
+    return found
+
+
+def _why_never(one: InstanceStatus, spec: DesiredDeployment | None, fleet: Fleet | None) -> Reason | None:
+    if one.final and one.reason is not None:
+        inner = one.reason.facts["why"]
+        return inner if isinstance(inner, Reason) else one.reason
+    if one.unplaced and spec is not None and spec.ask is not None and fleet is not None:
+        return why_never(msgspec.structs.replace(spec.ask, instance_id=one.id), fleet)
+    return None
 
 
 def is_ready(deployments: Iterable[str], instances: Iterable[InstanceStatus], at_zero: Set[str]) -> bool:
@@ -167,6 +218,7 @@ def _instance_status(instance: InstanceStatus, load: Mapping[str, Any], now: flo
         "process": instance.process,
         "restarts": instance.restarts,
         "halted": instance.halted,
+        "final": instance.final,
         "unplaced": instance.unplaced,
         "reason": "" if instance.reason is None else str(instance.reason),
         "cause": None if instance.reason is None else instance.reason.as_dict(),

@@ -26,12 +26,13 @@ class ControlState:
         self.wake_at: float | None = None
         """When the timer will fire; None if it is not set."""
 
-    def halted(self, desired: Desired, retry: Collection[str]) -> list[Instance]:
-        """Instances whose rollout was stopped, in deployments that are to be tried again with the same recipe."""
+    def given_up(self, desired: Desired, retry: Collection[str]) -> list[Instance]:
+        """Instances that cannot start, or whose rollout was stopped, in deployments that are to be tried again with the
+        same recipe."""
         return [
             one
             for one in self.instances.values()
-            if one.halted
+            if (one.halted or one.final)
             and one.deployment in retry
             and one.deployment in desired.deployments
             and one.recipe == desired.deployments[one.deployment].recipe
@@ -131,7 +132,7 @@ def start(turn: Transition, instance: Instance) -> None:
 
 def launch(turn: Transition, instance: Instance) -> None:
     """Start its process, if there is a place for it."""
-    instance.halted = False
+    instance.halted = instance.final = False
     place = turn.state.places.take(instance.id, instance.spec)
     if isinstance(place, Refused):
         _wait_for_room(turn, instance, place)
@@ -342,8 +343,9 @@ def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = F
         turn.terminate(instance)
 
 
-def ended(turn: Transition, instance: Instance, why: Reason) -> None:
-    """Its process has ended, or could not be started."""
+def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | None = None) -> None:
+    """Its process has ended, or could not be started. `final`: why it is of no use to start it again, if it was
+    starting."""
     instance.process = None
     turn.release(instance)
     if instance.leaving:
@@ -353,7 +355,8 @@ def ended(turn: Transition, instance: Instance, why: Reason) -> None:
         launch(turn, instance)
     else:
         if instance.phase is not Phase.STOPPING:  # else the reason for stopping it says more
-            turn.fail(instance, why)
+            instance.final = final is not None and instance.phase is Phase.STARTING
+            turn.fail(instance, final if final is not None and instance.final else why)
         turn.enter(instance, Phase.BACKING_OFF)
         instance.halted = instance.has_failed_to_start and _older_remain(turn, instance)
 
@@ -366,7 +369,7 @@ def hinder(turn: Transition, instance: Instance, why: Reason) -> None:
 
 
 def retry(turn: Transition, instance: Instance) -> None:
-    """Continue a stopped rollout."""
+    """Continue a stopped rollout, or start again what could not be started."""
     instance.failures = instance.failed_starts = 0
     launch(turn, instance)
 

@@ -7,7 +7,7 @@ probe it, and its load as `Metrics`. The one rule: an adapter describes one kind
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest
+from pointsman.engines.base import Engine, LaunchSpec, ProbeRequest, ProcessEnd
 from pointsman.engines.command import Command
 from pointsman.engines.llama_cpp import LlamaCpp
 from pointsman.engines.openai import OpenAI
@@ -23,6 +23,6 @@ ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
 """By `type:` in a manifest."""
 
 __all__ = [
-    "ENGINES", "Engine", "LaunchSpec", "ProbeRequest", "Samples",
+    "ENGINES", "Engine", "LaunchSpec", "ProbeRequest", "ProcessEnd", "Samples",
     "Command", "LlamaCpp", "OpenAI", "Python", "Sglang", "Simulated", "Vllm",
 ]  # fmt: skip

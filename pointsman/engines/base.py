@@ -4,16 +4,20 @@ An adapter is a class whose `__init__` arguments are the parameters of `engine:`
 commands and requests, and parses text; a runtime does the rest.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from pointsman.engines.prometheus import Samples
+from pointsman.errors import shown
 from pointsman.placement.asks import EngineAbility, Place
+from pointsman.reasons import Reason
+from pointsman.render.text import one_line
 from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
@@ -30,6 +34,33 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = {}
     """Added to the environment of the plane; None removes a variable."""
+
+
+# Servers that end before they are ready
+
+CANNOT_START = 78
+"""The exit code, EX_CONFIG of sysexits.h, by which a server says that it cannot start as it is configured."""
+NOT_FOUND = (126, 127)
+"""Exit codes of shells: a command cannot be run, or is not there."""
+USAGE = 2
+"""The exit code of programs that were given wrong options. Go programs that panic have the same."""
+_NO_MODULE = re.compile(
+    r"(?:^ModuleNotFoundError|\(ModuleNotFoundError|^\S*python[\w.]*): No module named '?([\w.]+)'?\)?$"
+)
+_IN_USE = "address already in use"
+PORT_LINES = 20
+"""Among the last of these a server says that an address is in use: some go on without, for a while."""
+_NO_MODEL = "is not a local folder and is not a valid model identifier"
+
+
+class ProcessEnd(msgspec.Struct, frozen=True):
+    """How the process of an instance ended before it was ready."""
+
+    code: int
+    lines: Sequence[str]
+    """The last ones that it wrote, without empty ones."""
+    port_is_free: bool
+    """The port that it was given is not in use: what it could not bind is another one."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +82,46 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
     """JSON."""
 
+    def failure(self, status: int, body: bytes, *, is_work: bool) -> str:
+        """What is wrong with an answer, with what was asked and what the server says; empty if nothing is. `is_work`:
+        it must be a JSON object."""
+        if 200 <= status < 300 and not (is_work and not isinstance(_decoded(body), dict)):
+            return ""
+        asked, model = _decoded(self.body), ""
+        if isinstance(asked, dict) and asked.get("model"):
+            model = f' for model "{shown(str(asked["model"]))}"'
+        what = f"{self.method} {self.path}{model} was answered with"
+        said = one_line(_said(body), MAX_SAID)
+        if status < 300:
+            return f"{what} something else than JSON: {said}"
+        advice = _ADVICE.get(status, "") if model or status != 404 else ""
+        return "".join([f"{what} {status}", f": {said}" if said else "", advice])
+
+
+MAX_SAID = 200
+"""Characters of what a server says about an error."""
+_KEY = "; apiKeyEnv or apiKeyFile must name the key that it asks for"
+_ADVICE = {401: _KEY, 403: _KEY, 404: "; if it serves the model by another name, set servedModel"}
+
+
+def _said(body: bytes) -> str:
+    """What a server says about an error: the message, if it is in the form of an API that we know; else all of it."""
+    told = _decoded(body)
+    for name in ("error", "detail", "message") if isinstance(told, dict) else ():
+        found = told.get(name)
+        found = found.get("message") if isinstance(found, dict) else found
+        if isinstance(found, str) and found:
+            return found
+    return body[: 4 * MAX_SAID].decode("utf-8", "replace")
+
+
+def _decoded(body: bytes) -> Any:
+    """JSON as data; None if it is none."""
+    try:
+        return msgspec.json.decode(body) if body else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
 
 class Engine(ABC):
     """One kind of model server, with the parameters of one deployment."""
@@ -62,6 +133,8 @@ class Engine(ABC):
     key_variable: ClassVar[str | None] = None
     """The environment variable by which it gets the API key that it asks for; empty: the command sees to that; None:
     it cannot be started with one."""
+    remedy: str = "install what it needs"
+    """What to do if its program, or a package that it needs, is missing."""
     launchable: ClassVar[bool] = True
     """False: only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")
@@ -82,6 +155,24 @@ class Engine(ABC):
     def of_endpoint(cls) -> "Engine":
         """The adapter of a server that is managed elsewhere: it is probed and read, never launched."""
         return cls()
+
+    def why_final(self, end: ProcessEnd) -> Reason | None:
+        """Why no further start can succeed before something is changed; None if one may."""
+        last = end.lines[-1] if end.lines else f"exit code {end.code}"
+        missing = _NO_MODULE.search(last)
+        if end.code == CANNOT_START:
+            return Reason("refuses-to-start", {"why": last})
+        if end.code in NOT_FOUND:
+            return Reason("no-program", {"program": "its command", "why": last, "folder": "", "remedy": self.remedy})
+        if end.code == USAGE and any(line.lower().startswith("usage") for line in end.lines):
+            return Reason("wrong-options", {"why": last})
+        if missing is not None and end.code == 1:
+            return Reason("no-package", {"package": missing[1], "remedy": self.remedy})
+        unknown = [line for line in end.lines if _NO_MODEL in line]
+        if unknown:
+            return Reason("unknown-model", {"why": unknown[-1]})
+        in_use = [line for line in end.lines[-PORT_LINES:] if _IN_USE in line.lower()]
+        return Reason("port-taken", {"why": in_use[-1]}) if in_use and end.port_is_free else None
 
     @abstractmethod
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:

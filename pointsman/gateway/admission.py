@@ -28,9 +28,17 @@ class NotAdmitted(PointsmanError):
     """A request is refused before it reaches a dispatcher; says how to answer it."""
 
     def __init__(
-        self, status: int, why: str, code: str, retry_after_s: int | None = None, *, lines: bytes = b""
+        self,
+        status: int,
+        why: str,
+        code: str,
+        retry_after_s: int | None = None,
+        *,
+        lines: bytes = b"",
+        tenant: str = "",
     ) -> None:
-        """`lines`: more header lines of the answer, each with its end."""
+        """`lines`: more header lines of the answer, each with its end. `tenant`: whose request it is, if known."""
+        self.tenant = tenant
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
         self.lines = lines if retry_after_s is None else b"%bretry-after: %d\r\n" % (lines, retry_after_s)
         super().__init__(why)
@@ -160,7 +168,7 @@ class Admission:
 
     def _beyond_limits(self, tenant: Tenant, denial: Denial) -> NotAdmitted:
         self._limited[tenant.name] += 1
-        return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s)
+        return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s, tenant=tenant.name)
 
     def request_id(self, http: HttpRequest) -> str:
         """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises
@@ -174,6 +182,13 @@ class Admission:
             if name not in self._in_flight and name not in self.names_in_flight:
                 return name
         return self.new_id()
+
+    def id_of_refused(self, http: HttpRequest) -> str:
+        """The id of a request that is not served."""
+        try:
+            return self.request_id(http)
+        except NotAdmitted:
+            return self.new_id()
 
     def new_id(self) -> str:
         self._count += 1

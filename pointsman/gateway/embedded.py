@@ -5,7 +5,9 @@ which requests go: first new requests, then those in flight, then the instances.
 """
 
 import asyncio
+import errno
 import gc
+import os
 import resource
 import ssl
 import time
@@ -24,6 +26,7 @@ from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.metrics import fault_metrics, scaling_metrics
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.records import RecordFile
 from pointsman.parameters import host_and_port
 from pointsman.runtimes.choosing import plane_on
 
@@ -48,22 +51,31 @@ class Listeners:
         self.url = ""
         """Where clients send requests."""
 
-    async def open(self, settings: GatewaySpec) -> None:
+    async def bind(self, settings: GatewaySpec) -> None:
+        """Take the address. Raises `CannotListen`."""
         host, port = host_and_port(settings.listen)
         tls = None if settings.tls is None else _tls(settings.tls.cert_file, settings.tls.key_file)
         try:
             server = await self._gateway.loop.create_server(
-                lambda: GatewayConnection(self._gateway), host, port, ssl=tls, backlog=2048, reuse_address=True
+                lambda: GatewayConnection(self._gateway),
+                host,
+                port,
+                ssl=tls,
+                backlog=2048,
+                reuse_address=True,
+                start_serving=False,
             )
         except OSError as error:
-            why = error.strerror or str(error)
-            raise CannotListen(
-                f"cannot listen on {settings.listen}: {why}; set gateway.listen to another address"
-            ) from error
+            raise _cannot_listen("gateway.listen", settings.listen, error) from error
         self._servers.append(server)
         port = server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{port}"
+
+    async def open(self) -> None:
+        """Accept connections."""
+        for server in self._servers:
+            await server.start_serving()
 
     def close(self) -> None:
         """Accept no new connections; those that are open stay."""
@@ -111,6 +123,28 @@ class GrpcListener:
             await self._server.stop(grace_s)
 
 
+def _cannot_listen(setting: str, listen: str, error: OSError) -> CannotListen:
+    # What the event loop says names the address again, in another form.
+    why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+    remedy = f"set {setting} to another address"
+    if error.errno == errno.EADDRINUSE:
+        remedy = f"stop the program that listens there, or {remedy}"
+    return CannotListen(f"cannot listen on {listen}: {why}; {remedy}")
+
+
+async def check_free(setting: str, listen: str) -> None:
+    """Raise `CannotListen` if an address is in use; an empty one is none."""
+    if listen:
+        host, port = host_and_port(listen)
+        loop = asyncio.get_running_loop()
+        try:
+            trial = await loop.create_server(asyncio.Protocol, host, port, reuse_address=True, start_serving=False)
+        except OSError as error:
+            raise _cannot_listen(setting, listen, error) from error
+        trial.close()
+        await trial.wait_closed()
+
+
 def _tls(cert_file: str, key_file: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert_file, key_file)
@@ -135,6 +169,7 @@ class Embedded:
     def __init__(self, state: Path | None, runtime: str = "local") -> None:
         """`state`: where the plane keeps its state; None: nowhere, it ends with this process."""
         self._loop = asyncio.get_running_loop()
+        self._state = state
         self.gateway = Gateway(GatewaySpec(), self._loop)
         self.gateway.clients.max_files = allow_many_files()
         self.applications = Applications(self.gateway)
@@ -149,7 +184,7 @@ class Embedded:
             lambda page: fault_metrics(page, self.gateway.tasks.failures(), self.plane.runtime.unsaved())
         )
         add_pages(self.gateway, lambda: self.plane.ready)
-        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications.record_of)
+        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications)
 
     @property
     def url(self) -> str:
@@ -158,10 +193,13 @@ class Embedded:
     async def start(self, manifest: ManifestText | None) -> None:
         """Run a manifest; None: the one that was last in force."""
         try:
-            await self.plane.start(manifest)
+            await self.plane.start(manifest, self._take_addresses)
             self.gateway.admission.usage.open(self.plane.runtime.usage)
             settings = self.plane.documents.plan_in_force.gateway
-            await self._listeners.open(settings)
+            if self._state is not None:
+                self.gateway.history.open(RecordFile(self._state, self._loop), settings.keep_records)
+                self.gateway.history.configure(settings.max_record_bytes)
+            await self._listeners.open()
             await self.plane.runtime.admin.listen(lambda: GatewayConnection(self.gateway, is_local=True))
             await self.grpc.open(settings.grpc_listen)
         except BaseException:
@@ -170,6 +208,11 @@ class Embedded:
         gc.collect()
         gc.freeze()  # what is there now stays: the collector need not scan it again
         gc.set_threshold(20_000, 20, 100)
+
+    async def _take_addresses(self, plan: PointsmanPlan) -> None:
+        """Before anything is started: an address that is in use must leave nothing behind."""
+        await self._listeners.bind(plan.gateway)
+        await check_free("gateway.grpcListen", plan.gateway.grpc_listen)
 
     def ask_to_stop(self) -> None:
         """Stop soon; when called again, at once."""
@@ -196,6 +239,7 @@ class Embedded:
             await closing
         finally:  # whatever failed, no process is left
             self.gateway.admission.usage.close()
+            await self.gateway.history.close()
             await self.plane.stop()
             self.plane.runtime.admin.close()
             self.gateway.close()
@@ -208,6 +252,7 @@ class Embedded:
             deployment.update(self.gateway.metrics.summary(deployment["name"]))
         gateway = self.gateway
         problems = [*gateway.clients.problems(), *gateway.upstream.problems(time.monotonic())]
+        problems += gateway.history.problems()
         return {
             **status,
             "problems": [*status["problems"], *problems],

@@ -25,6 +25,7 @@ from pointsman.gateway.openai import (
     usage_question,
 )
 from pointsman.gateway.other_apis import MessagesApi, OtherApi
+from pointsman.gateway.records import COLLECT_S, RequestHistory
 from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
@@ -143,16 +144,18 @@ class Pages:
         if page is None:
             page = next((page for tree, page in self.trees.items() if path.startswith(tree)), None)
             if page is None:
-                known = ", ".join(sorted(path.decode() for path in (*self.exact, *self.passed_on)))
+                asked, known = path.decode("latin-1"), [path.decode() for path in (*self.exact, *self.passed_on)]
+                near = nearest(asked, known)
+                there = f"there is {', '.join(sorted(known))};" if near is None else f"did you mean {near}?"
                 more = "gateway.paths lists further paths of engines to pass on"
-                why = f"there is nothing at {shown(path.decode('latin-1'))}; there is {known}; {more}"
+                why = f"there is nothing at {shown(asked)}; {there} {more}"
                 raise NotAdmitted(404, why, "not_found")
         if page.methods and request.method not in page.methods:
             allowed = b", ".join(page.methods)
-            why = f"this takes {allowed.decode()}"
+            why = f"{shown(path.decode('latin-1'))} takes {allowed.decode()}"
             raise NotAdmitted(405, why, "method_not_allowed", lines=b"allow: %b\r\n" % allowed)
         if page.methods is READ and _has_long_body(request.headers):
-            raise NotAdmitted(413, "this takes no body", "body_not_allowed")
+            raise NotAdmitted(413, f"{shown(path.decode('latin-1'))} takes no body", "body_not_allowed")
         return page, page.check(request, client)
 
 
@@ -186,8 +189,12 @@ class Clients(set[GatewayConnection]):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
         # Several, so that few look for them. Strangers that come by the hundred are all idle for a shorter time than a
-        # client between two requests.
-        longest = nsmallest(max(1, limit // 20), idle, key=lambda one: (one.key_memo is not None, one.idle_since))
+        # client between two requests. Clients that send a body come last.
+        longest = nsmallest(
+            max(1, limit // 20),
+            idle,
+            key=lambda one: (one.key_memo is not None, one.parser.in_body, one.idle_since),
+        )
         for client in longest:
             client.transport.close()
             self.discard(client)
@@ -231,6 +238,8 @@ class Gateway:
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
+        self.history = RequestHistory(settings.keep_records, self.traffic, self.admission)
+        self.tasks.every("request records", COLLECT_S, self.history.collect)
 
     def configure(self, settings: GatewaySpec) -> None:
         """Use new settings, as far as they can change while it runs."""
@@ -243,6 +252,7 @@ class Gateway:
         self.admission.configure(settings)
         self.pages.hosts = HostCheck(settings)
         self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
+        self.history.configure(settings.max_record_bytes)
 
     # Connections
 
@@ -266,13 +276,13 @@ class Gateway:
                 self.admission.check_limits(tenant)
         except NotAdmitted as error:
             self.metrics.unread[error.status] += 1
-            client.refuse(error, request.path)
+            self.history.turn_away(client, request, error)
 
     def serve(self, client: GatewayConnection, request: HttpRequest) -> None:
         try:
             page, tenant = self.pages.find(client, request)
         except NotAdmitted as error:
-            client.refuse(error)
+            self.history.turn_away(client, request, error)
         else:
             page.serve(client, request, tenant)
 
@@ -281,16 +291,17 @@ class Gateway:
     ) -> None:
         """Serve a request to a model. `part_id`: it is part of a request that was admitted already, and has this id, or
         a new one if that is empty."""
-        now = time.monotonic()
+        now, asked, request_id = time.monotonic(), "", part_id or ""
         try:
             api = None if http.path in INFERENCE else _api_of(http, self.traffic)
             body = read_body(http.body) if api is None else api.body
             lane = self.traffic.by_model.get(body.model) or (None if body.model else only_lane(self.traffic))
+            asked = body.model
             if lane is None:
-                client.error(*unknown_model(body.model, sorted(self.traffic.by_model)))
-                return
+                raise NotAdmitted(*unknown_model(asked, sorted(self.traffic.by_model)))
             name = "" if tenant is None else tenant.name
-            request = metadata(part_id or self.admission.request_id(http), body, http.headers, now, name)
+            request_id = request_id or self.admission.request_id(http)
+            request = metadata(request_id, body, http.headers, now, name)
             charge: Charge | None = None
             if tenant is not None:
                 plan, answer = lane.plan, None
@@ -299,10 +310,11 @@ class Gateway:
                 part = part_id is not None
                 request, charge = self.admission.admit(request, tenant, now, answer, plan.price, part=part)
         except BadRequest as error:
-            client.error(400, str(error), "invalid_body")
+            wrong = NotAdmitted(400, str(error), "invalid_body")
+            self.history.turn_away(client, http, wrong, tenant, asked, request_id=request_id)
             return
         except NotAdmitted as error:
-            client.refuse(error)
+            self.history.turn_away(client, http, error, tenant, asked, request_id=request_id)
             return
         upstream = self.upstream
         upstream.retries.requests += 1

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
+from pointsman.errors import shown_bytes
 from pointsman.gateway.openai import BadRequest
 from pointsman.http.heads import Bytes
 from pointsman.http.responses import data_in
+from pointsman.parameters import quoted
 
 MESSAGES = b"/v1/messages"
 COUNT_TOKENS = b"/v1/messages/count_tokens"
@@ -72,7 +74,7 @@ def _messages(messages: Any) -> Iterator[dict[str, Any]]:
         where = f"messages[{index}]"
         role, content = _mapping(message, where).get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
-            raise BadRequest(f"{where}.role: expected user, assistant or system, found {role!r}")
+            raise BadRequest(f"{where}.role: expected user, assistant or system, found {quoted(role)}")
         if isinstance(content, str):
             yield {"role": role, "content": content}
         elif role == "assistant":
@@ -119,7 +121,7 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
                 function = {"name": block.get("name"), "arguments": arguments}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case kind:
-                raise BadRequest(f"{where}: a block of type {kind!r} cannot be served here")
+                raise BadRequest(f"{where}: a block of type {quoted(kind)} cannot be served here")
     message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
     if thought:
         message["reasoning_content"] = thought
@@ -143,13 +145,13 @@ def _part(where: str, block: dict[str, Any]) -> dict[str, Any]:
                 if kind == "image":
                     return {"type": "image_url", "image_url": {"url": data}}
                 return {"type": "file", "file": {"filename": block.get("title") or "document", "file_data": data}}
-    raise BadRequest(f"{where}: a block of type {kind!r} with this source cannot be served here")
+    raise BadRequest(f"{where}: a block of type {quoted(kind)} with this source cannot be served here")
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     kind = _mapping(tool, "tools").get("type")
     if kind not in (None, "custom"):
-        raise BadRequest(f"tools: a tool of type {kind!r} runs on Anthropic's servers, and cannot be served here")
+        raise BadRequest(f"tools: a tool of type {quoted(kind)} runs on Anthropic's servers, and cannot be served here")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {"type": "object"}}
     if tool.get("description"):
         function["description"] = tool["description"]
@@ -167,14 +169,14 @@ def _tool_choice(choice: Any) -> dict[str, Any]:
         "tool": {"type": "function", "function": {"name": choice.get("name")}},
     }
     if kind not in chosen:
-        raise BadRequest(f"tool_choice.type: expected auto, any, tool or none, found {kind!r}")
+        raise BadRequest(f"tool_choice.type: expected auto, any, tool or none, found {quoted(kind)}")
     alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     return {"tool_choice": chosen[kind], **alone}
 
 
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
     if form.get("type") != "json_schema":
-        raise BadRequest(f"output_config.format.type: expected json_schema, found {form.get('type')!r}")
+        raise BadRequest(f"output_config.format.type: expected json_schema, found {quoted(form.get('type'))}")
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema"), "strict": True}}
 
 
@@ -219,8 +221,8 @@ def message_of(body: bytes, model: str) -> bytes:
         said, finish = choice["message"], choice.get("finish_reason")
         content = [*_said(said.get("reasoning_content") or said.get("reasoning") or "", said.get("content") or "")]
         content += [_tool_use(call) for call in said.get("tool_calls") or ()]
-    except (LookupError, TypeError, AttributeError) as error:
-        raise msgspec.DecodeError(f"it is no chat completion: {error!r}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise msgspec.DecodeError(f"it is no chat completion: {shown_bytes(body)}") from None
     called = any(block["type"] == "tool_use" for block in content)
     message = _message(model, content) | _stopped(finish, choice.get("stop_reason"), called=called)
     return msgspec.json.encode(message | {"usage": usage_fields(answer.get("usage"))})

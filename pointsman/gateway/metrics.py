@@ -203,6 +203,11 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
             for one, counters in counted
         },
     )
+    page.counter(
+        "user_code_failures",
+        "Calls of users' policies and plugins that were slow, were interrupted, or raised.",
+        _user_code_failures(lanes),
+    )
     prefixes = [(one, producer) for one, lane in each for producer in prefix_producers(lane)]
     page.counter(
         "prefix_tokens",
@@ -223,6 +228,16 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Memory of the prefix index.",
         {one: producer.index.memory.used_bytes for one, producer in prefixes},
     )
+
+
+def _user_code_failures(lanes: Iterable[Lane]) -> dict[Labels, float]:
+    found: Counter[Labels] = Counter()
+    for lane in lanes:
+        for member in () if lane.containment is None else lane.containment.members:
+            for cause, count in member.causes.items():
+                why = cause.removeprefix("policy-")
+                found[("deployment", lane.name), ("policy", member.policy), ("why", why)] += count
+    return {labels: float(count) for labels, count in found.items()}
 
 
 def _now(page: Page, lanes: Collection[Lane]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pointsman.errors import shown_bytes
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.openai import (
     MAX_USAGE_BYTES,
@@ -20,7 +21,7 @@ from pointsman.gateway.openai import (
     without_usage,
 )
 from pointsman.gateway.other_apis import OtherApi
-from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage
+from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage, note_answer
 from pointsman.http.heads import Bytes, HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
@@ -115,6 +116,7 @@ class ModelRequest(InFlight, eq=False):
         if self._charge is not None:
             self._charge.close()
         status, retry_after_s, kept = self._count_refused(refusal)
+        note_answer(self, status, self._charge)
         lines = b"x-request-id: %b\r\n" % self.request.request_id.encode("latin-1", "replace")
         if retry_after_s is not None and (kept is None or b"retry-after:" not in kept.head.lines.lower()):
             lines += b"retry-after: %d\r\n" % retry_after_s
@@ -229,7 +231,7 @@ class ModelRequest(InFlight, eq=False):
         """Add events to the beginning of a stream. False: they are none, and this try has failed."""
         self._preamble += payload
         if not self._preamble.startswith(FIELDS):
-            self._failed(f"its stream is not a stream of events: {payload[:60]!r}")
+            self._failed(f"its stream is not a stream of events: {shown_bytes(payload)}")
             return False
         return True
 
@@ -309,9 +311,9 @@ class ModelRequest(InFlight, eq=False):
         request, lane = self.request, self.lane
         self.upstream.in_flight.pop(request.request_id, None)
         if usage is None:
-            lane.tell(Ended(request.request_id, output_tokens))
+            lane.tell(Ended(request.request_id, output_tokens, None, None, status))
         else:
-            lane.tell(Ended(request.request_id, output_tokens, usage.input, usage.cached))
+            lane.tell(Ended(request.request_id, output_tokens, usage.input, usage.cached, status))
         if status < 400 and not self._doubts:
             lane.worked(self.instance_id)
         else:
@@ -328,17 +330,21 @@ class ModelRequest(InFlight, eq=False):
             charge.settle(usage, output_tokens, size, now)
         else:
             charge.close()
+        note_answer(self, status, charge)
 
     def _charge_part(self) -> None:
         """Charge for what an instance has done: a client that disconnects just before the end must not pay nothing."""
         charge, now = self._charge, time.monotonic()
+        begun = None if self._stream is None or self._head is None else self._head.status
         if charge is None:
+            note_answer(self, begun, None)
             return
         if self._stream is not None and self._events is None:
             charge.settle(None, None, MAX_USAGE_BYTES, now)
         elif self.instance_id:
             charge.grown(0 if self._stream is None or self._events is None else self._events.events, now)
         charge.close()
+        note_answer(self, begun, charge)
 
     def _break_off(self, stream: ResponseStream, why: str) -> None:
         """End an answer that has begun with an error, if its form allows one."""

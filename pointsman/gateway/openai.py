@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from pointsman.errors import shown
+from pointsman.errors import in_words, shown
 from pointsman.http.heads import COPIED_BYTES, Bytes
+from pointsman.http.parser import LARGE_BYTES
 from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
@@ -48,6 +49,8 @@ STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 WRITES = STREAMS_END_WITH_DONE | {b"/v1/responses", b"/v1/messages"}
 """Paths whose answers have tokens that a model has written."""
 
+MAX_SMALL_BYTES = 16 * 1024
+"""Of a field that is no part of the prompt, in a large body."""
 MAX_PRIORITY = 1_000_000
 """The minimum is -MAX_PRIORITY."""
 
@@ -112,14 +115,33 @@ _decode = msgspec.json.Decoder(Body).decode
 _decode_parts = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
+_RAW_FIELDS = [field.name for field in msgspec.structs.fields(Body) if field.type is Raw]
+_decode_large = msgspec.json.Decoder(
+    msgspec.defstruct("LargeBody", [(name, Raw, Raw()) for name in Body.__struct_fields__])
+).decode
+
+
+def _read_large(body: Bytes) -> Body:
+    """The same in less time if it is hostile: names of megabytes are not decoded."""
+    found = _decode_large(body)
+    small = [name for name in Body.__struct_fields__ if name not in _RAW_FIELDS and len(getattr(found, name))]
+    for name in small:
+        if len(getattr(found, name)) > MAX_SMALL_BYTES:
+            raise BadRequest(f"the field {name} is too long; names have at most {MAX_NAME} characters")
+    read = _decode(msgspec.json.encode({name: getattr(found, name) for name in small}))
+    for name in _RAW_FIELDS:
+        setattr(read, name, getattr(found, name))
+    return read
+
+
 def read_body(body: Bytes) -> Body:
     """Raises `BadRequest`."""
     try:
-        return _decode(body)
+        return _decode(body) if len(body) < LARGE_BYTES else _read_large(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the body does not match the API: {shown(str(error))}") from None
+        raise BadRequest(f"the body does not match the API: {shown(in_words(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+        raise BadRequest(f"the body is not JSON: {error}" if body else "the body is empty; send JSON") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 
@@ -218,7 +240,7 @@ def _with_headers(raw: dict[bytes, bytes], extension: Extension) -> Extension:
             try:
                 setattr(settings, field, msgspec.convert(written, _KINDS.get(field, float), strict=False))
             except msgspec.ValidationError:
-                raise BadRequest(f"{header.decode()}: expected a number, found {value[:60]!r}") from None
+                raise BadRequest(f'{header.decode()}: expected a number, found "{shown(written, 60)}"') from None
     if _CONTROL.search(settings.session):
         raise BadRequest("session has a control character in it; it is sent on as a header")
     for field in ("deadline_ms", "cost_budget", "timeout_s"):

@@ -6,9 +6,8 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from pointsman.errors import shown
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.gateway import READ, Gateway, GatewayPage, needs_no_key
+from pointsman.gateway.gateway import READ, Gateway, GatewayPage, needs_no_key, unknown_model
 from pointsman.http.heads import HttpRequest
 from pointsman.runtimes.traffic import Lane, Traffic
 
@@ -69,7 +68,7 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
         elif wanted in by_model:
             client.answer(200, msgspec.json.encode(_model(wanted, by_model[wanted].plan.name)))
         else:
-            client.error(404, f'there is no model "{shown(wanted)}"', "model_not_found")
+            client.error(*unknown_model(wanted, list(by_model)))
 
     gateway.pages.exact[b"/health"] = GatewayPage(health, needs_no_key, READ)
     gateway.pages.exact[b"/ready"] = GatewayPage(ready, needs_no_key, READ)

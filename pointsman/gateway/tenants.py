@@ -225,8 +225,8 @@ class Charge:
     """What one request takes from the limits of its tenant: reserved when it is admitted, used as its answer grows, and
     settled once, whatever becomes of it."""
 
-    __slots__ = ("_answer", "_answer_price", "_left", "_prompt", "_prompt_price", "_tenant", "_tokens_left", "_used",
-                 "_used_tokens", "cost")  # fmt: skip
+    __slots__ = ("_answer", "_answer_price", "_left", "_prompt", "_prompt_price", "_tenant", "_tokens_left",
+                 "_used_tokens", "cost", "used")  # fmt: skip
 
     def __init__(self, tenant: Tenant, prompt: int, answer: int, price: PriceSpec | None) -> None:
         self._tenant: Tenant | None = tenant
@@ -238,7 +238,8 @@ class Charge:
         """Expected at most."""
         self._left, self._tokens_left = self.cost, float(prompt + answer)
         """Reserved, and not used."""
-        self._used = self._used_tokens = 0.0
+        self.used = self._used_tokens = 0.0
+        """What its tenant was charged so far."""
 
     def reserve(self) -> None:
         assert self._tenant is not None
@@ -271,8 +272,8 @@ class Charge:
         if tenant is None:
             return
         cost, tokens = prompt * self._prompt_price + answer * self._answer_price, float(prompt + answer)
-        tenant.use(cost - self._used, tokens - self._used_tokens, now)
-        self._used, self._used_tokens = cost, tokens
+        tenant.use(cost - self.used, tokens - self._used_tokens, now)
+        self.used, self._used_tokens = cost, tokens
         left, tokens_left = max(0.0, self.cost - cost), max(0.0, self._prompt + self._answer - tokens)
         tenant.cost.amount += left - self._left
         tenant.tokens.amount += tokens_left - self._tokens_left

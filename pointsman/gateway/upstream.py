@@ -29,6 +29,7 @@ from pointsman.types import ExecutionInstance, RequestMetadata
 
 if TYPE_CHECKING:
     from pointsman.gateway.metrics import DeploymentCounts
+    from pointsman.gateway.tenants import Charge
     from pointsman.runtimes.traffic import Lane
 
 MAY_BE_UNKNOWN = frozenset({400, 422, 501})
@@ -71,8 +72,8 @@ class Carried(Protocol):
     def refuse(self, refusal: Refusal) -> None:
         """It will not be served, or not to its end."""
 
-    def withdraw(self) -> None:
-        """The dispatcher forgets it."""
+    def withdraw(self, refusal: Refusal | None = None) -> None:
+        """The dispatcher forgets it: it was refused, or its client has gone."""
 
     def let_go(self) -> None:
         """Ignore what the instance still sends."""
@@ -120,8 +121,8 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self.counts.abandoned += 1
         self.withdraw()
 
-    def withdraw(self) -> None:
-        self.lane.tell(Cancelled(self.request.request_id))
+    def withdraw(self, refusal: Refusal | None = None) -> None:
+        self.lane.tell(Cancelled(self.request.request_id, refusal))
         self.lane.look_for_idle()
 
     def let_go(self) -> None:
@@ -218,6 +219,20 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         if asked_s is not None:
             return RefusedAnswer(status, ceil(asked_s), kept)
         return RefusedAnswer(status, retry_after_s(self.lane) if status in (429, 503) else None, kept)
+
+
+def note_answer(one: InFlight, status: int | None, charge: "Charge | None") -> None:
+    """Add to the record of a request how it was answered, and what that cost its tenant."""
+    record = one.lane.dispatcher.records.get(one.request.request_id)
+    if record is not None:
+        record.status = status
+        record.cost = None if charge is None else charge.used
+
+
+def note_cost(one: InFlight, charge: "Charge") -> None:
+    record = one.lane.dispatcher.records.get(one.request.request_id)
+    if record is not None:
+        record.cost = charge.used
 
 
 class KeptAnswer(NamedTuple):
@@ -382,13 +397,13 @@ class Upstream:
         in_flight = self.in_flight.get(command.request.request_id)
         if in_flight is not None:
             in_flight.refuse(command.refusal)
-            in_flight.withdraw()
+            in_flight.withdraw(command.refusal)
 
     def cut_off(self, why: str) -> None:
         refusal = Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("cut-off", {"text": why}))
         for in_flight in list(self.in_flight.values()):
             in_flight.refuse(refusal)
-            in_flight.withdraw()
+            in_flight.withdraw(refusal)
 
     # Instances
 

@@ -7,6 +7,7 @@ A request is not read before the one ahead of it is answered (`read_on`), and on
 what is left is read in a later turn of the loop, so that no client keeps the others waiting.
 """
 
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Protocol
 
 from httptools import HttpParserError
@@ -26,6 +27,10 @@ from pointsman.http.responses import ChunkReader, MalformedHttp
 
 TINY_BYTES = 512
 """Shorter parts of a body are joined as they arrive: a list of them would take many times their size."""
+LARGE_BYTES = 1024 * 1024
+"""Larger bodies are copied into pages of their own as they arrive: joining them at the end would stop the loop."""
+RESERVED_BYTES = 64 * 1024 * 1024
+"""Address space for a large body of unknown size."""
 SLICE_BYTES = 8 * 1024
 """Heads and chunks are read in slices of this size."""
 MAX_CHUNKS_PER_TURN = 1000
@@ -63,11 +68,48 @@ class RequestReceiver(Protocol):
         """Enough was read for now: call `read_on` in a later turn."""
 
 
+class PartialBody:
+    """What has arrived of one body."""
+
+    __slots__ = ("_pages", "_parts", "_room", "size")
+
+    def __init__(self, room: int) -> None:
+        """`room`: its size, or what it will hardly exceed."""
+        self._room = room
+        self.size = 0
+        self._parts: list[Bytes] = []
+        self._pages: mmap | None = None
+        """Of a large body; they take no memory before something is written there."""
+
+    def add(self, part: Bytes) -> None:
+        parts, end = self._parts, self.size + len(part)
+        if self._pages is not None and end <= self._room:
+            self._pages[self.size : end] = part
+        elif self._pages is not None or (end > LARGE_BYTES and parts):
+            so_far, self._room = self.whole(), self._room if end <= self._room else 2 * end
+            self._pages = mmap(-1, self._room, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+            self._pages[:end] = b"".join((so_far, part))
+            parts.clear()
+        elif parts and len(parts[-1]) < TINY_BYTES:
+            parts[-1] = b"".join((parts[-1], part))
+        else:
+            parts.append(part)
+        self.size = end
+
+    def whole(self) -> Bytes:
+        if self._pages is not None:
+            return memoryview(self._pages)[: self.size]
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+
+NO_BODY = PartialBody(0)
+
+
 class RequestParser:
     """The parser of one connection."""
 
     __slots__ = (
-        "_at", "_body", "_body_bytes", "_body_left", "_chunks", "_data", "_head", "_is_waiting", "_owner", "_reading",
+        "_at", "_body", "_body_left", "_chunks", "_data", "_head", "_is_waiting", "_owner", "_reading",
         "_receiver", "closed", "in_body",
     )  # fmt: skip
 
@@ -85,8 +127,7 @@ class RequestParser:
         self._head: HeadReader | None = None
         """Of a head that the fast parser leaves alone."""
         self._reading = NO_REQUEST
-        self._body: list[Bytes] = []
-        self._body_bytes = 0
+        self._body = NO_BODY
         self._body_left = 0
         """Bytes to come of a body with a length."""
         self._chunks: ChunkReader | None = None
@@ -109,7 +150,7 @@ class RequestParser:
         self.closed = True
         self._head = self._chunks = None
         self._data, self._at = b"", 0
-        self._body = []
+        self._body = NO_BODY
 
     def feed(self, data: bytes) -> None:
         if self.closed:
@@ -123,6 +164,10 @@ class RequestParser:
                     request.body = data[start:]
                     self._deliver(request)
                     return
+                self._data, self._reading, self._at = data, request, start
+                self._begin_body(length)
+                self._read()
+                return
         self._data, self._at = self._data[self._at :] + data if self._data else data, 0
         if not self._is_waiting:
             self._read()
@@ -194,6 +239,7 @@ class RequestParser:
             self._deliver(self._reading)
             return
         self.in_body, self._body_left = True, length
+        self._body = PartialBody(min(self._owner.limits.max_body_bytes, RESERVED_BYTES) if is_chunked else length)
         if is_chunked or length > COPIED_BYTES:  # however it is split, it gets the same answer
             self._receiver.head_read(self._reading)
 
@@ -217,7 +263,7 @@ class RequestParser:
             self._refuse(400, f"this is not valid HTTP/1.1: {error}")
             return
         self._at = end - len(chunks.beyond)
-        if self._body_bytes + len(payload) + chunks.left > limits.max_body_bytes:
+        if self._body.size + len(payload) + chunks.left > limits.max_body_bytes:
             self._refuse(413, too_large(limits.max_body_bytes))
         elif chunks.count > limits.max_chunks:
             self._refuse(413, f"the body has too many chunks; {limits.max_chunks} are allowed")
@@ -238,18 +284,13 @@ class RequestParser:
             self._end_body()
 
     def _keep(self, part: Bytes) -> None:
-        parts = self._body
-        self._body_bytes += len(part)
-        if parts and len(parts[-1]) < TINY_BYTES:
-            parts[-1] = b"".join((parts[-1], part))
-        else:
-            parts.append(part)
+        self._body.add(part)
         self._receiver.body_grew(self._reading, len(part))
 
     def _end_body(self) -> None:
-        request, parts = self._reading, self._body
-        self.in_body, self._body, self._body_bytes, self._reading = False, [], 0, NO_REQUEST
-        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        request = self._reading
+        request.body = self._body.whole()
+        self.in_body, self._body, self._reading = False, NO_BODY, NO_REQUEST
         self._deliver(request)
 
     # What comes of it

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown_bytes, system_reason
 from pointsman.http.heads import COPIED_BYTES, Bytes
 from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedHttp, ResponseHead
 
@@ -247,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
             if head.status == 101:
                 raise MalformedHttp("it goes on in another protocol")
         if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
-            raise MalformedHttp(f"it begins with {data[:40]!r}")
+            raise MalformedHttp(f"it begins with {shown_bytes(data, 40)}")
         self._buffer = data
 
     def _take_head(self, head: ResponseHead, rest: bytes) -> None:
@@ -427,7 +427,7 @@ def _reason(error: OSError) -> str:
         return "connection refused"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
-    return error.strerror or str(error) or type(error).__name__
+    return system_reason(error)
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, shown_bytes
 
 # Server-sent events
 
@@ -45,8 +45,11 @@ def data_in(events: bytes) -> Iterator[bytes]:
 
 
 def ends_with_done(events: bytes) -> bool:
-    """Whether the last of these events is the end mark, and not a text that contains it."""
-    name, _, value = events.rstrip().rpartition(b"\n")[2].partition(b":")
+    """Whether the last of these events is the end mark, and not a text that contains it. Comments may follow it."""
+    name, value = b"", b""
+    while not name and events:
+        events, _, line = events.rstrip().rpartition(b"\n")
+        name, _, value = line.partition(b":")
     return name == b"data" and value.strip() == b"[DONE]"
 
 
@@ -158,11 +161,11 @@ class ResponseHead:
     def _framing(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
             if not _DIGITS.fullmatch(value) or self.length not in (None, int(value)):
-                raise MalformedHttp(f"content-length: {value[:60]!r}")
+                raise MalformedHttp(f"content-length: {shown_bytes(value, 60)}")
             self.length = int(value)
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked" or self.chunked:
-                raise MalformedHttp(f"transfer-encoding: {value[:60]!r}")
+                raise MalformedHttp(f"transfer-encoding: {shown_bytes(value, 60)}")
             self.chunked = True
         elif name == b"connection":
             self._named = {named.strip() for named in value.lower().split(b",")}
@@ -203,7 +206,7 @@ def _read_status_line(line: bytes) -> tuple[int, bytes, bool]:
     """(status, reason, whether the connection closes unless the headers say otherwise)"""
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
-        raise MalformedHttp(f"it does not begin like an HTTP answer: {line[:60]!r}")
+        raise MalformedHttp(f"it does not begin like an HTTP answer: {shown_bytes(line, 60)}")
     _check_characters(line)
     return int(match[1]), match[2] or b"", line.startswith(b"HTTP/1.0")
 
@@ -213,7 +216,7 @@ def _parse_line(line: bytes) -> tuple[bytes, bytes, bytes]:
     _check_characters(line)
     name, colon, value = line.partition(b":")
     if not colon or not name or name.strip(_TOKEN):
-        raise MalformedHttp(f"not a header: {line[:60]!r}")
+        raise MalformedHttp(f"not a header: {shown_bytes(line, 60)}")
     name = name.lower()
     return name, value.strip(), b"" if name in NOT_FOR_CLIENTS else line + b"\r\n"
 
@@ -300,7 +303,7 @@ class ChunkReader:
     def _length(self, line: bytes) -> int:
         found = self._size_of(line)
         if found is None or len(line) > MAX_CHUNK_LINE_BYTES:
-            raise MalformedHttp(f"not the size of a chunk: {line[:60]!r}")
+            raise MalformedHttp(f"not the size of a chunk: {shown_bytes(line, 60)}")
         return int(found[1], 16)
 
     def _may_continue(self, rest: bytes) -> bool:
@@ -312,12 +315,16 @@ class ChunkReader:
     def _finish(self, data: bytes, start: int, at: int) -> None:
         """After the last chunk, which begins at `start`, come trailers, up to an empty line."""
         end = at if data.startswith(b"\r\n", at) else data.find(b"\r\n\r\n", at) + 2
-        self.trailers = data[at:end] if end >= at else data[at:]
-        if end >= at:
+        complete = end >= at
+        self.trailers = data[at:end] if complete else data[at:]
+        # Incomplete trailers may end with the CR of the empty line.
+        if len(self.trailers) > MAX_HEAD_BYTES + (not complete):
+            raise MalformedHttp("trailers without an end")
+        if self.trailers.count(b"\n") != self.trailers.count(b"\r\n"):
+            raise MalformedHttp("a line of the trailers does not end with CR LF")
+        if complete:
             self.ended = True
             self.beyond = data[end + 2 :]
-        elif len(self.trailers) > MAX_HEAD_BYTES or self.trailers.count(b"\n") != self.trailers.count(b"\r\n"):
-            raise MalformedHttp("trailers without an end")
         else:
             self._rest = data[start:]
 

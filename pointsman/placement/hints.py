@@ -17,7 +17,8 @@ from pointsman.types import Worker, WorkerStatus
 CONTEXT_STEP = 256
 """Proposed contexts are multiples of this."""
 ALLOWANCES = ("several_gpus", "several_workers", "partial_offload", "mixed_gpus")
-"""What an ask may allow. Not the CPU: only the user knows whether an engine that needs a GPU can do without."""
+"""What an ask may allow. Not the CPU, which has a hint of its own: only the user knows whether an engine that needs a
+GPU can do without."""
 
 
 class Hint(msgspec.Struct, frozen=True, eq=False):
@@ -33,7 +34,7 @@ class Hint(msgspec.Struct, frozen=True, eq=False):
 
 def hints(ask: Ask, placer: Placer) -> list[Hint]:
     """What would have to change, one thing at a time if one suffices."""
-    found = [*_largest_free(ask, placer), *_shorter_context(ask, placer)]
+    found = [*_largest_free(ask, placer), *_shorter_context(ask, placer), *_without_gpu(ask, placer)]
     helping = [hint for change, changed in _changes(ask) if (hint := _tried(change, changed, placer)) is not None]
     return found + (helping or _allowances_together(ask, placer))
 
@@ -63,6 +64,15 @@ def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
         return []
     largest = {"gpu": str(placer.fleet.gpus[row]), "free_bytes": float(free[row])}
     return [Hint(Reason("largest-free-gpu", {"gpus": size, "needed_bytes": needed, **largest}))]
+
+
+def _without_gpu(ask: Ask, placer: Placer) -> list[Hint]:
+    """The CPU, if no worker has a GPU that the engine runs on."""
+    workers, vendors = placer.fleet.snapshot().workers, ask.engine.vendors
+    if not ask.engine.needs_gpu or ask.cpu or any(gpu.vendor in vendors for one in workers for gpu in one.gpus):
+        return []
+    hint = _tried(Reason("fits-without-gpu"), msgspec.structs.replace(ask, cpu=True), placer)
+    return [] if hint is None else [hint]
 
 
 def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:

@@ -1,6 +1,7 @@
 """Sentences whose grammar depends on their facts, as functions of those facts."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any, TypeAlias
 
 Facts: TypeAlias = Mapping[str, Any]
@@ -13,6 +14,21 @@ def label_mismatch(facts: Facts) -> str:
     if operator == "NotIn":
         return f"{key} is {found}, which is excluded"
     return f"{key} is absent" if found is None else f"{key} is {found}, not {' or '.join(facts['values'])}"
+
+
+def over_budget(facts: Facts) -> str:
+    cost, budget = facts["cost"], "the budget is {budget:.3g}".format(**facts)
+    return f"would cost {cost:.3g}, {budget}" if isfinite(cost) else f"its cost is not known, and {budget}"
+
+
+def headroom(facts: Facts) -> str:
+    told = (
+        ("to the first token", "{:.0f} ms", facts["ttft_headroom_ms"]),
+        ("per token", "{:.1f} ms", facts["tpot_headroom_ms"]),
+    )
+    return "headroom " + ", ".join(
+        f"{form.format(value) if isfinite(value) else 'not predicted'} {what}" for what, form, value in told
+    )
 
 
 def too_busy(facts: Facts) -> str:
@@ -75,3 +91,30 @@ def stands_out(facts: Facts) -> str:
 def unplaced(facts: Facts) -> str:
     verb = "has" if facts["unplaced"] == 1 else "have"
     return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
+
+
+_NEVER_STARTS = {
+    "no-program": "its program is not installed",
+    "no-package": "a package that it needs is not installed",
+    "wrong-options": "its server does not take its options",
+    "port-taken": "a port that it needs is in use",
+    "unknown-model": "its model does not exist",
+    "no-engine-key": "its API key is missing",
+}
+"""For clients: no paths, and nothing that a server has written."""
+
+
+def never_starts(facts: Facts) -> str:
+    why = _NEVER_STARTS.get(facts["cause"], "its server refuses to")
+    return f"{facts['instance']} cannot start: {why}; an operator must correct that"
+
+
+def given_up(facts: Facts) -> str:
+    first, *others = facts["instances"]
+    subject = f"{first} and {len(others)} more are" if others else f"{first} is"
+    return f"{subject} given up: {facts['why']}"
+
+
+def no_program(facts: Facts) -> str:
+    folder = f", looked for from {facts['folder']}" if facts["folder"] else ""
+    return f"{facts['program']} cannot be run ({facts['why']}{folder}); {facts['remedy']}"

@@ -12,9 +12,14 @@ from pointsman.render.grammar import (
     Facts,
     chosen,
     closed_for,
+    given_up,
+    headroom,
     in_flight,
     instance_failed,
     label_mismatch,
+    never_starts,
+    no_program,
+    over_budget,
     shortage,
     stands_out,
     too_busy,
@@ -174,6 +179,7 @@ def _no_tier_fits(facts: Facts) -> str:
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
 _NO_OFFLOAD = "not allowed: the engine{} cannot offload a part"
 _ROLE = _either("role", None, "llm-d.ai/role is absent", "llm-d.ai/role is {role}")
+_COMES = "is running, starting or expected"
 _HELD = "held back: the pool is saturated to {saturation:.0%}"
 _LATE = "not ready {start_timeout_s:g} s after its launch"
 _ORDER = "{replicas} ordered by {by} until "
@@ -186,7 +192,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "paused": Phrase("paused", closed_for),
     "ejected": Phrase("ejected", closed_for),
     "full": Phrase("full", "{load:g} of {limit:g} requests"),
-    "over-budget": Phrase("over budget", "would cost {cost:.3g} of {budget:.3g} (inf: unknown)"),
+    "over-budget": Phrase("over budget", over_budget),
     "too-slow": Phrase("too slow", "{expected_ms:.0f} ms expected, {left_ms:.0f} ms left"),
     "labels-differ": Phrase("labels do not match", label_mismatch),
     "not-for-decode": Phrase("not for decode", _ROLE),
@@ -195,11 +201,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "prompt-not-cached": Phrase("little of the prompt cached", "{cached:.0%}"),
     "session-elsewhere": Phrase("session is elsewhere", "on {instance}"),
     "exploring": Phrase("exploring endpoints that may be late"),
-    "may-be-late": Phrase(
-        "may be late",
-        "headroom {ttft_headroom_ms:.0f} ms to the first token, {tpot_headroom_ms:.1f} ms per token "
-        "(nan: not predicted)",
-    ),
+    "may-be-late": Phrase("may be late", headroom),
     "prompt-out-of-range": Phrase("prompt out of range", "{tokens} tokens, {label} is {range}"),
     "too-busy": Phrase("too busy", too_busy),
     "far-from-peer": Phrase("far from the endpoint of another stage", "not the same {level}"),
@@ -214,7 +216,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "none-chosen": _none_chosen,
     "no-instance-can-take": _with_absence(_no_instance),
     "beyond-budget": "it would cost {cost:.3g} on the cheapest of {instances} instances; its budget is {budget:.3g}",
-    "budget-not-judged": "its budget cannot be judged, as no instance has a price; set price of the deployment",
+    "budget-not-judged": "its budget cannot be judged, as no instance has a price; set price.perGpuHour or "
+    "price.perInstanceHour of the deployment",
     "no-profile-ran": "no profile was run",
     "not-one-profile": "one profile result was expected, found {profiles}",
     "profile-chose-none": 'profile "{profile}" chose no endpoint',
@@ -261,7 +264,9 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         f"of priority {facts['priority']} in a full queue: {shortage(facts)}; send it again later"
     ),
     "waited-too-long": waited("without an instance having room", "send less or add instances"),
-    "none-expected": _with_absence("no instance is running, starting or expected"),
+    "none-expected": _with_absence(
+        _either("model", "", f"no instance {_COMES}", f'no instance of "{{model}}" {_COMES}')
+    ),
     "no-instance-came": waited("and no instance is running", "start an instance"),
     "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
     "deployment-removed": _with_absence(
@@ -270,7 +275,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "id-in-flight": 'a request with the id "{request_id}" is in flight; use a unique id for each request',
     "id-waiting": 'a request with the id "{request_id}" is waiting; use a unique id for each request',
     "ordering-failed": "it cannot be ordered: {error}",
-    "undecided": "scheduling failed: {error}",
+    "undecided": "scheduling failed inside the plane ({error}); its output says more",
     "instance-failed": instance_failed,
     "not-sent": "the gateway could not connect to {instance}, which is no fault of it: {error}; send it again later",
     "client-gone": "the client went away",
@@ -279,13 +284,17 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "not-taking-requests": "shutting down: no new requests are accepted; send it to another gateway",
     "shutting-down": "the gateway is shutting down; send the request to another one",
     "cut-off": "{text}",
+    "turned-away": "{text}",
     # Why a worker has no place for an instance
     "label-differs": Phrase("label mismatch", label_mismatch),
     "not-chosen-by-hand": Phrase("not chosen by hand"),
     "worker-not-ready": Phrase("not ready", "{status}"),
     "no-gpu-for-engine": Phrase(
         "no GPU for the engine",
-        lambda facts: f"it has {', '.join(facts['found']) or 'none'}, not {' or '.join(facts['wanted'])}",
+        lambda facts: (
+            f"it has {', '.join(facts['found']) or 'none'}, not {' or '.join(facts['wanted'])}; if the "
+            "engine runs without one, set placement.cpu"
+        ),
     ),
     "no-gpu": Phrase("no GPU"),
     "no-gpu-available": Phrase(
@@ -329,6 +338,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "fits-with-context": _words("context {context:,} would fit on {on}"),
     "fits-with-allowance": allowances,
+    "fits-without-gpu": _words("if its engine runs without a GPU, set placement.cpu: then it would fit on {on}"),
     "fits-without-selector": _words("without its label selector it would fit on {on}"),
     "fits-elsewhere": _words("without the choice of workers and GPUs it would fit on {on}"),
     "fits-on-other-model": _words("with any GPU model it would fit on {on}"),
@@ -362,6 +372,16 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "not-ready-yet": "not ready yet: {probe}",
     "to-be-replaced": "to be replaced: {why}",
     "rollout-stopped": "rollout stopped: {why}; the earlier version still serves; deploy again to retry",
+    "cannot-start": "{why}; then apply it again",
+    "given-up": given_up,
+    # Why no further try to start an instance can succeed
+    "no-program": no_program,
+    "no-package": "the Python package {package} is not installed; {remedy}",
+    "refuses-to-start": "{why}",
+    "wrong-options": "its server does not take its options: {why}; correct the parameters of its engine",
+    "port-taken": "it needs a port that another program has: {why}; stop that program, or choose another port",
+    "unknown-model": "there is no such model: {why}",
+    "no-engine-key": "{why}",
     # Why an instance is started, stopped or changed
     "drain-asked": "an operator asked for it to be drained",
     "shut-down": "the plane is stopping",
@@ -371,12 +391,13 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "takes-over": "to take over from {instance}",
     "rollout-retried": "its stopped rollout is tried again",
+    "tried-again": "it could not start, and is tried again",
     "recipe-differs": "it was started from another recipe",
     "changed": lambda facts: ", ".join("{field} {before} -> {after}".format(**one) for one in facts["changes"]),
     "endpoint-listed": "it is listed, at {url}",
     "endpoint-unlisted": "it is not listed any more",
     # Why no instance of a deployment takes requests
-    "none-wanted": "no instance is wanted now; an operator may start one",
+    "none-wanted": "its deployment has no instances and no endpoints now; an operator may add one",
     "no-place-yet": "there is no place for {instance} yet",
     "starting": "{instance} has been starting for {for_s} s",
     "restarting": _either(
@@ -386,8 +407,11 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "{instance} has failed {failures} times, and restarts in {restart_in_s} s",
     ),
     "hindered": "{instance} could not be started yet, which is no fault of it",
+    "never-starts": never_starts,
     "endpoint-starting": "{instance} has not answered yet",
-    "endpoint-down": "{instance} does not answer",
+    "endpoint-down": _either(
+        "endpoints", 1, "{instance} does not answer", "none of its {endpoints} endpoints answers, such as {instance}"
+    ),
     "in-phase": "{instance} is {phase}",
     # Why a target changed, or did not
     "policy-wants": "{replicas} wanted",
@@ -404,6 +428,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "waits-for-room": "started as soon as there is room",
     "fits-no-worker": "no worker could take it, even if it were empty: {why}",
     "start-retried": "it is restarted with backoff",
+    "start-given-up": "it is not started again before it is applied again",
     "all-run-again": "all instances run again",
     "scaling-began": "scaling begins with the {running} that run",
     "policy-recovered": "{policy} answers again after it {problem}",
@@ -445,11 +470,15 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
     "usage-refused": _words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
     "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
+    "records-not-stored": "records of requests cannot be written to {file}: {error}; {lost} were dropped so far. "
+    "Requests go on; free space on its disk, or make it writable",
     "prefix-index-full": _words(
         'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
         "were dropped; raise gateway.maxPrefixIndexBytes"
     ),
     "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
     "common one",
+    "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
+    "paths lead there; apply the manifest from a folder that is there",
     "machine-not-seen": _remedied("this machine cannot be looked at, so what was known of it stays"),
 }

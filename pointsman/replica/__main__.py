@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import uvloop
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, system_reason
 from pointsman.replica.server import ReplicaServer
-from pointsman.replica.target import Recipe, Surroundings, read_environment
+from pointsman.replica.target import LoadFailed, Recipe, Surroundings, read_environment
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         recipe, surroundings = read_environment(os.environ)
     except PointsmanError as error:
-        fail(str(error))
+        fail(str(error), code=os.EX_CONFIG)
     uvloop.run(serve(options.host, options.port, recipe, surroundings))
 
 
@@ -35,7 +35,7 @@ async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings
     try:
         taken = await server.listen(host, port)
     except OSError as error:
-        fail(f"port {port} of {host} is not available: {os.strerror(error.errno or 0)}")
+        fail(f"port {port} of {host} is not available: {system_reason(error)}")
     loading = loop.create_task(server.load())
 
     def stop() -> None:
@@ -49,16 +49,18 @@ async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings
     try:
         await loading
     except Exception as error:
-        fail(str(error) if isinstance(error, PointsmanError) else f"{type(error).__name__}: {error}", error.__cause__)
+        why = str(error) if isinstance(error, PointsmanError) else f"{type(error).__name__}: {error}"
+        fail(why, error.__cause__, os.EX_CONFIG if isinstance(error, LoadFailed) and error.final else 1)
     await server.done()
 
 
-def fail(why: str, cause: BaseException | None = None) -> NoReturn:
-    """Print the reason and exit. The last line is shown in the status of the plane."""
+def fail(why: str, cause: BaseException | None = None, code: int = 1) -> NoReturn:
+    """Print the reason and exit. The last line is shown in the status of the plane. `code`: EX_CONFIG if no further try
+    can succeed before the code, a package or an argument is changed."""
     if cause is not None:
         traceback.print_exception(cause)
     print(f"the replica cannot start: {why}", file=sys.stderr)
-    exit_now(1)
+    exit_now(code)
 
 
 def exit_now(code: int) -> NoReturn:

@@ -29,6 +29,11 @@ from pointsman.wire import HandleAt, SharedBuffers, decode_value, encode_value
 class LoadFailed(PointsmanError):
     """Code cannot be loaded, or its object cannot be made; the message says where."""
 
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        """`final`: no further try can succeed before the code, a package or an argument is changed."""
+        super().__init__(message)
+        self.final = final
+
 
 def load(codes: Iterable[str], folder: str) -> list[Any]:
     """The classes and functions of these names, in order. Raises `LoadFailed`."""
@@ -137,7 +142,20 @@ def _failed(where: str, error: BaseException) -> LoadFailed:
         why = str(error)
     else:
         why = f"{type(error).__name__}: {error}"
-    return LoadFailed(f"{first_own_frame(error, files) or where}: {why}")
+    final = _is_final(error) or isinstance(error, PointsmanError | SystemExit)
+    return LoadFailed(f"{first_own_frame(error, files) or where}: {why}{_missing(error)}", final=final)
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether code that has raised this does so each time: what is not there, or is no Python. Other code may have met
+    a server that is down, or a lack of memory."""
+    return isinstance(error, ImportError | SyntaxError | NameError)
+
+
+def _missing(error: BaseException) -> str:
+    """What to do about a package that is not installed."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"; install the package that has {package} in {sys.executable}, or add {package}.py" if package else ""
 
 
 def _find_from(folder: str) -> None:
@@ -269,7 +287,10 @@ class Target:
         """Load the code and make the object. Raises `LoadFailed`."""
         made = await self._threads.result_of(self._made)
         methods = Methods(made, self.recipe.node or self.recipe.code, is_function=self.recipe.kind == "function")
-        methods.check()
+        try:
+            methods.check()
+        except PointsmanError as error:
+            raise LoadFailed(str(error)) from None
         self.methods = methods
 
     async def configure(self, config: Any) -> None:
@@ -314,5 +335,18 @@ class Target:
             return body(*args, **kwargs)
         except (Exception, SystemExit) as error:
             file = getattr(inspect.getmodule(body), "__file__", "") or ""
-            where = first_own_frame(error, [file])
-            raise LoadFailed(f"{where}: {type(error).__name__}: {error}, while {recipe.code} was made") from error
+            misfits = _misfits(body, args, kwargs)
+            where = recipe.code if misfits else first_own_frame(error, [file])
+            message = f"{where}: {type(error).__name__}: {error}, while {recipe.code} was made{_missing(error)}"
+            raise LoadFailed(message, final=misfits or _is_final(error)) from error
+
+
+def _misfits(body: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a class cannot be called with these arguments."""
+    try:
+        inspect.signature(body).bind(*args, **kwargs)
+    except TypeError:
+        return True
+    except ValueError:  # it has no signature that is known
+        pass
+    return False

@@ -191,7 +191,7 @@ class RequestEvents:
         self._table.refuse(item.request, Refusal(Outcome.EVICTED_OTHER, why), now, commands)
 
     def cancelled(self, event: Cancelled, now: float, commands: list[DispatcherCommand]) -> None:
-        gone = Refusal(Outcome.EVICTED_CANCELLED, Reason("client-gone"))
+        gone = event.refusal or Refusal(Outcome.EVICTED_CANCELLED, Reason("client-gone"))
         item = self._table.waiting.get(event.request_id)
         if item is not None:
             pool = self._pools.of(item.request.model_name)
@@ -265,12 +265,12 @@ class InstanceEvents:
         self._journal.counters.departed(event.instance_id)
 
     def none_expected(self, event: NoneExpected, now: float, commands: list[DispatcherCommand]) -> None:
-        refusal = Refusal(Outcome.EVICTED_NO_ENDPOINTS, Reason("none-expected"))
         for pool in self._pools.waiting():
             for item in list(pool.queue.waiting()):
                 self._sender.look(item, now)
                 pool.queue.cancel(item.request.request_id)
-                self._table.refuse(item.request, refusal, now, commands)
+                reason = Reason("none-expected", {"model": item.request.model_name})
+                self._table.refuse(item.request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, reason), now, commands)
 
     def measured(self, event: Measured, now: float, commands: list[DispatcherCommand]) -> None:
         self._fleet.measure(event.instance_id, event.metrics, now)
@@ -295,6 +295,8 @@ class Dispatcher:
         self._journal = Journal(settings.keep_records, plan.route.name)
         self.records = self._journal.records
         """The record of each request, the newest kept."""
+        self.ended_records = self._journal.ended
+        """Of requests that have ended, the newest of them, until they are taken from here."""
         self.counters = self._journal.counters
         self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
         self._table = RequestTable(plan, self.fleet, self._journal)

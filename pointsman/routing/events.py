@@ -98,6 +98,8 @@ class Ended(DispatcherEvent, frozen=True):
     """As counted by the engine."""
     cached_tokens: int | None = None
     """Input tokens that were in its prefix cache."""
+    status: int = 200
+    """Of the answer; from 400 on it is an error."""
 
 
 class Failed(DispatcherEvent, frozen=True):
@@ -117,9 +119,11 @@ class Failed(DispatcherEvent, frozen=True):
 
 
 class Cancelled(DispatcherEvent, frozen=True):
-    """The client has gone."""
+    """The client has gone, or was refused."""
 
     request_id: str
+    refusal: Refusal | None = None
+    """How it was answered; None: the client has gone."""
 
 
 class Joined(DispatcherEvent, frozen=True):

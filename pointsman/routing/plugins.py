@@ -4,7 +4,7 @@ Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class h
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 
@@ -109,13 +109,24 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     def uncached_tokens(self, prompt: float) -> Column:
         """Tokens that each endpoint would compute of a prompt: in blocks that did not match, and those not hashed."""
         if isinstance(self.match, list):
-            return [
-                max(0.0, (total - match) * size) + max(0.0, prompt - total * size)
-                for match, total, size in zip(self.match, self.total, self.block_size, strict=True)
-            ]
+            return self._uncached(prompt, self.match, cast("list[float]", self.total))
         size = array(self.block_size)
         hashed, cached = array(self.total) * size, array(self.match) * size
         return np.maximum(hashed - cached, 0.0) + np.maximum(prompt - hashed, 0.0)
+
+    def _uncached(self, prompt: float, matches: list[float], totals: list[float]) -> list[float]:
+        sizes = cast("list[float]", self.block_size)
+        if not matches:
+            return []
+        count, total, size = len(matches), totals[0], sizes[0]
+        # Most fleets have engines of one kind.
+        if sizes.count(size) == count == totals.count(total) and max(matches) <= total:
+            whole = max(prompt, total * size)
+            return [whole - match * size for match in matches]
+        return [
+            max(0.0, (total - match) * size) + max(0.0, prompt - total * size)
+            for match, total, size in zip(matches, totals, sizes, strict=True)
+        ]
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Records of requests: what was decided about each and how it ended; and the counters over all of them."""
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from pointsman.reasons import Reason, reason_of
 from pointsman.render.text import trace_table
 from pointsman.routing.decisions import Decided, Unplaced
 from pointsman.routing.endpoints import Endpoint
-from pointsman.routing.events import Ended, Refusal
+from pointsman.routing.events import Ended, Outcome, Refusal
 from pointsman.routing.user_code import UserCodeFailed
 from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
@@ -200,6 +200,10 @@ class Record(msgspec.Struct, eq=False, gc=False):
     first_token_at: float | None = None
     ended_at: float | None = None
     output_tokens: int | None = None
+    status: int | None = None
+    """Of the answer that the client got; None if there is none."""
+    cost: float | None = None
+    """What its tenant was charged; None if it has no price."""
     refusal: Refusal | None = None
 
     @property
@@ -223,12 +227,17 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def state(self) -> str:
-        """waiting, running, served or refused."""
+        """waiting, running, served, failed (an instance answered with an error, or broke off), refused or abandoned."""
         if self.refusal is not None:
-            return "refused"
+            outcome = self.refusal.outcome
+            if outcome is Outcome.EVICTED_CANCELLED:
+                return "abandoned"
+            return "failed" if outcome is Outcome.EVICTED_OTHER or self.first_token_at is not None else "refused"
         if self.made is None:
             return "waiting"
-        return "running" if self.ended_at is None else "served"
+        if self.ended_at is None:
+            return "running"
+        return "served" if self.status is None or self.status < 400 else "failed"
 
     @property
     def instance(self) -> str:
@@ -240,7 +249,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
         """Whether the answer came in time; None if there is no deadline, or the request has not ended."""
         if self.deadline_ms is None or self.ended_at is None:
             return None
-        return self.refusal is None and (self.ended_at - self.arrived_at) * 1000 <= self.deadline_ms
+        failed = self.refusal is not None or (self.status or 0) >= 400
+        return not failed and (self.ended_at - self.arrived_at) * 1000 <= self.deadline_ms
 
     def reasons(self) -> dict[str, Reason]:
         """Why each instance was rejected when the request was last tried."""
@@ -253,6 +263,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
             "tenant": self.user_id,
             "priority": self.priority,
             "state": self.state,
+            "status": self.status,
             "strategy": self.strategy,
             "instance": self.instance,
             "tries": len(self.failures) + (self.made is not None),
@@ -264,6 +275,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
             "output_tokens": self.output_tokens,
             "deadline_ms": self.deadline_ms,
             "met_deadline": self.met_deadline,
+            "cost": self.cost,
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -308,8 +320,12 @@ class Record(msgspec.Struct, eq=False, gc=False):
             lines.append(str(self.dropped))
         lines += [f"tried {instance}: {why}" for instance, why in self.failures]
         lines += self._timeline()
+        if self.status is not None and self.status >= 400:
+            lines.append(f"answered with {self.status}")
+        if self.cost is not None:
+            lines.append(f"charged {self.cost:g}")
         if self.refusal is not None:
-            lines.append(f"refused ({self.refusal.outcome.value}): {self.refusal.reason}")
+            lines.append(f"{self.state} ({self.refusal.outcome.value}): {self.refusal.reason}")
         if decision is None and self.failure is not None:
             lines.append(str(Unplaced(self.request, self.failure).why))
         if self.trace is not None:
@@ -340,7 +356,8 @@ class Records:
             request.input_tokens,
         )
         if request_id in records:
-            del records[request_id]
+            earlier = records.pop(request_id)
+            records[f"{request_id} {earlier.arrived_at}"] = earlier  # a client may use an id again
         records[request_id] = record
         if len(records) > self._limit:
             records.popitem(last=False)
@@ -375,6 +392,8 @@ class Journal:
         self.counters = Counters()
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of each request that has ended, served or refused."""
+        self.ended: deque[Record] = deque(maxlen=keep_records)
+        """Of requests that have ended, until they are taken from here."""
         self.strategy = strategy
         """What requests are counted under until a strategy has decided."""
 
@@ -432,7 +451,7 @@ class Journal:
     def served(self, event: Ended, now: float) -> None:
         record = self.records.get(event.request_id)
         if record is not None:
-            record.ended_at, record.output_tokens = now, event.output_tokens
+            record.ended_at, record.output_tokens, record.status = now, event.output_tokens, event.status
             if event.input_tokens is not None:
                 record.input_tokens, record.cached_tokens = event.input_tokens, event.cached_tokens
         self._ended("served", record)
@@ -457,5 +476,6 @@ class Journal:
             self.counters.ended(self.strategy, "", outcome, None)
             return
         self.counters.ended(record.strategy or self.strategy, record.instance, outcome, record.met_deadline)
+        self.ended.append(record)
         if self.listener is not None:
             self.listener(record)

@@ -56,8 +56,9 @@ def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Ho
     uncached: Column | None = cycle.state.get(UNCACHED_REQUEST_TOKENS)
     output: float = cycle.state.get(ESTIMATED_OUTPUT_TOKENS, 0.0)
     prompt = float(cycle.request.input_tokens)
-    if uncached is None and len(result.results) == 1:
-        return [Hold(result.target, prompt)]
+    if len(result.results) == 1:
+        target = result.target
+        return [Hold(target, prompt if uncached is None else float(uncached[target.row]), False, output)]
     return [
         Hold(
             run.targets[0],

@@ -64,6 +64,9 @@ class CodeWatch(Protocol):
         ...
 
 
+CAUSES = ("policy-slow", "policy-blocked", "policy-raised")
+
+
 class Misconduct(msgspec.Struct):
     """What one policy or plugin of a user did wrong."""
 
@@ -72,6 +75,8 @@ class Misconduct(msgspec.Struct):
     """Calls in a row."""
     count: int = 0
     """Calls in all that were slow, blocked or raised."""
+    causes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    """The same by the code of the cause."""
     cause: Reason | None = None
     """What the last of them did."""
     last_at: float = 0.0
@@ -87,6 +92,7 @@ class Misconduct(msgspec.Struct):
 
     def went_wrong(self, cause: Reason, now: float, *, suspend: bool) -> None:
         self.count += 1
+        self.causes[cause.code] += 1
         self.strikes += 1
         self.cause, self.last_at = cause, now
         if suspend or self.strikes >= STRIKES or self.suspended_until is not None:

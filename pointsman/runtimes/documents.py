@@ -6,7 +6,7 @@ before it takes effect, and one that is destructive takes effect only as it was 
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
@@ -24,7 +24,7 @@ from pointsman.config.revision import (
 )
 from pointsman.control import Desired
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
-from pointsman.runtimes.stores import DocumentStore
+from pointsman.runtimes.stores import DocumentStore, StoredManifest
 
 
 class Documents:
@@ -84,8 +84,22 @@ class Documents:
             if before is None:
                 raise PointsmanError(f'there is no version of "{name}" before the one in force')
             plan = await _loaded(before)
+            _check_code(before, plan, "deploy")
             changed = self.revision.changed(before, plan)
             return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation)
+
+    def history(self) -> list[StoredManifest]:
+        """The manifests that are kept, newest first."""
+        return self._store().manifests()
+
+    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+        """Put an earlier manifest in force; None: the one before. Again: the one before that."""
+        async with self._changing:
+            found = _earlier(self.history(), generation)
+            plan = await _loaded(found.document)
+            _check_code(found.document, plan, "apply")
+            changed = self.revision.changed(found.document, plan)
+            return self.put_in_force(*changed, confirmation=confirmation, restores=found.content)
 
     async def delete(self, name: str) -> Changes:
         async with self._changing:
@@ -104,14 +118,16 @@ class Documents:
         retry: Collection[str] = (),
         rolled_back: str = "",
         confirmation: str | None = None,
+        restores: int | None = None,
     ) -> Changes:
         """Store a revision and enforce it. What has changed. `confirmation`: of these changes, if they are destructive;
-        None: they need none."""
+        None: they need none. `restores`: the generation of the manifest that comes back."""
         store = self._store()
         plan, changes = revision.plan(), self._changes(revision, retry)
         if changes.dangers and confirmation not in (None, changes.confirmation):
             raise NotConfirmed(changes)
-        self.generation = _save(store, self.revision, revision, rolled_back) or self.generation
+        told = (rolled_back, changes.summary(), restores)
+        self.generation = _save(store, self.revision, revision, *told) or self.generation
         self.revision, self.plan_in_force = revision, plan
         self.files.configure(plan)
         self._enforce(plan, "" if revision.manifest is None else revision.manifest.folder, retry)
@@ -135,7 +151,32 @@ async def _loaded(document: ManifestText) -> PointsmanPlan:
     return await asyncio.to_thread(load_document, document)
 
 
-def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: str) -> int | None:
+def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredManifest:
+    """A manifest that is kept, newest first; None: the one before that in force."""
+    there = [
+        one for one in kept if one.generation == generation or (generation is None and one.generation < kept[0].content)
+    ]
+    if there:
+        return there[0]
+    if generation is None or not kept:
+        raise PointsmanError(f"there is no manifest before the one in force; see: {command('history')}")
+    first, last = kept[-1].generation, kept[0].generation
+    numbers = f"{first} to {last} are kept" if first < last else f"only {last} is kept"
+    raise PointsmanError(f"there is no manifest of generation {generation}; {numbers}; see: {command('history')}")
+
+
+def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None:
+    """Raise if the code that an earlier version ran is not there any more."""
+    if document.code != plan.code:
+        raise PointsmanError(
+            f"nothing was changed, because the code of that version is not there any more: files in {document.folder} "
+            f"have changed since. Restore them, and use: {command(again, document.file or 'FILE')}"
+        )
+
+
+def _save(
+    store: DocumentStore, before: Revision, after: Revision, rolled_back: str, summary: str, restores: int | None
+) -> int | None:
     """Store a revision, or raise. The generation of its manifest; None if that has not changed."""
     now, generation = time.time(), None
     known, manifest = before.manifest, after.manifest
@@ -146,12 +187,12 @@ def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: 
         if name != rolled_back and (name not in stored or not one.is_same(before.deployed.get(name), stored[name]))
     ]
     gone = [name for name in stored if name not in after.deployed and name not in after.broken]
-    is_new = manifest is not None and (known is None or (manifest.text, manifest.folder) != (known.text, known.folder))
+    is_new = manifest is not None and (known is None or _content(manifest) != _content(known))
     if not (is_new or changed or gone or rolled_back):
         return None  # a plane starts with what is stored, also if nothing can be written
     with store.together():
         if is_new and manifest is not None:
-            generation = store.save_manifest(manifest, now)
+            generation = store.save_manifest(manifest, now, summary, restores)
         for name, document in changed:
             store.save_application(name, document, now)
         if rolled_back:
@@ -159,3 +200,7 @@ def _save(store: DocumentStore, before: Revision, after: Revision, rolled_back: 
         for name in gone:
             store.delete_application(name)
     return generation
+
+
+def _content(document: ManifestText) -> tuple[str, str, str]:
+    return document.text, document.folder, document.code

@@ -12,7 +12,8 @@ from pointsman.control.desired import Address, Lifecycle
 from pointsman.engines import Engine, LaunchSpec
 from pointsman.errors import PointsmanError, UnknownName
 from pointsman.parameters import read_key
-from pointsman.runtimes.interface import LoadTable, ProcessOrder, Runtime, Tell
+from pointsman.reasons import Reason
+from pointsman.runtimes.interface import CannotStart, LoadTable, ProcessOrder, Runtime, Tell
 from pointsman.runtimes.probes import UserConfigs
 
 
@@ -111,6 +112,13 @@ class Evidence:
         self._idle.intersection_update(self._seen)
 
 
+def _key(source: str) -> str:
+    try:
+        return read_key(source)
+    except ValueError as error:
+        raise CannotStart(Reason("no-engine-key", {"why": str(error)})) from None
+
+
 class EngineInstances:
     """The instances of a plane: commands of its controller, carried out by a runtime through engine adapters."""
 
@@ -167,7 +175,7 @@ class EngineInstances:
         def spec(host: str, port: int) -> LaunchSpec:
             launch = engine.launch(entry.model, host, port)
             if engine.key_variable:  # one that the plane has by chance must not lock it out
-                key = {engine.key_variable: read_key(entry.key) or None}
+                key = {engine.key_variable: _key(entry.key) or None}
                 launch = msgspec.structs.replace(launch, env={**key, **launch.env})
             launch = replicas.introduce(launch, config) if plan.is_replica else launch
             return launch if command.place is None else engine.placed(launch, command.place)
@@ -180,6 +188,8 @@ class EngineInstances:
                 place=command.place,
                 folder=plan.folder if plan.is_replica else self._folder,
                 launch=spec,
+                remedy=engine.remedy,
+                why_final=engine.why_final,
             )
         )
 
@@ -218,7 +228,10 @@ class EngineInstances:
     def logs(self, instance_id: str, lines: int = 100) -> str:
         known = self.directory.get(instance_id)
         if known is not None and known.endpoint is not None:
-            raise PointsmanError(f'"{instance_id}" is not a process of this plane, so its log is elsewhere')
+            url = known.endpoint.url
+            raise PointsmanError(
+                f'"{instance_id}" is a server at {url} that this plane did not start: its log is there'
+            )
         text = self._runtime.logs(instance_id, lines)
         if text is None and known is None:
             raise UnknownName("instance", instance_id, self.directory.names())

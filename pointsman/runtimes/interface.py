@@ -9,7 +9,7 @@ called on the thread of the plane's event loop. Methods that are not `async` ret
 later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -20,12 +20,14 @@ from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent
-from pointsman.engines import Engine, LaunchSpec, ProbeRequest, Samples
+from pointsman.engines import Engine, LaunchSpec, ProbeRequest, ProcessEnd, Samples
+from pointsman.errors import PointsmanError
 from pointsman.placement.asks import Place
 from pointsman.placement.fleet import Snapshot
+from pointsman.reasons import Reason
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.stores import DocumentStore, TargetStore, UsageStore
+from pointsman.runtimes.stores import DocumentStore, StoredManifest, TargetStore, UsageStore
 from pointsman.scaling.deployment import ScaledDeployment
 
 # Time
@@ -91,6 +93,14 @@ class BackgroundTasks(Protocol):
 # Processes on workers
 
 
+class CannotStart(PointsmanError):
+    """An instance cannot be started, however often that is tried."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
 class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A process to start for an instance."""
 
@@ -103,7 +113,12 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Working directory, if the worker has it."""
     launch: Callable[[str, int], LaunchSpec]
-    """Command and environment for a host and port that the runtime chose. An adapter of the user's: it may raise."""
+    """Command and environment for a host and port that the runtime chose. An adapter of the user's: it may raise.
+    Raises `CannotStart` if no further try can succeed."""
+    remedy: str = ""
+    """What to do if the program is missing."""
+    why_final: Callable[[ProcessEnd], Reason | None] = lambda _: None
+    """Why no further start can succeed after this end of one; None if one may."""
 
 
 Tell: TypeAlias = Callable[[ControllerEvent], None]
@@ -345,6 +360,14 @@ class DocumentOperations(Protocol):
         """Put the previous version of an application in force."""
         ...
 
+    def history(self) -> list[StoredManifest]:
+        """The manifests that are kept, newest first: the first one is in force."""
+        ...
+
+    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+        """Put an earlier manifest in force; None: the one before that in force."""
+        ...
+
     async def delete(self, name: str) -> Changes:
         """Take an application out of force, with all its versions."""
         ...
@@ -404,6 +427,15 @@ class Operations(Protocol):
     def control(self) -> InstanceControl: ...
 
 
+class Beginning(Protocol):
+    """What a plane was started with."""
+
+    def futile(self) -> list[Reason]:
+        """Why nothing of it can ever start; empty if something can, has been in service, or if something else was
+        applied since."""
+        ...
+
+
 class PlaneOperations(Operations, Protocol):
     """A plane, as the gateway in front of it uses it."""
 
@@ -420,8 +452,14 @@ class PlaneOperations(Operations, Protocol):
         """Whether every deployment has an instance that takes requests, or is scaled to zero."""
         ...
 
-    async def start(self, document: ManifestText | None = None) -> None:
-        """Run a document; None: what was last in force. Raises `PointsmanError`; nothing runs then."""
+    @property
+    def beginning(self) -> Beginning: ...
+
+    async def start(
+        self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
+    ) -> None:
+        """Run a document; None: what was last in force. Raises `PointsmanError`; nothing runs then. `prepare` is called
+        before anything is started or changed, and may raise."""
         ...
 
     async def stop(self) -> None:

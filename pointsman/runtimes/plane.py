@@ -6,18 +6,19 @@ one rule: the controller decides; the runtime carries its commands out, and what
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from pointsman.config.application import applications_status
 from pointsman.config.changes import Outlook
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import ManifestText
-from pointsman.control import Desired
+from pointsman.config.revision import ManifestText, Revision
+from pointsman.control import Controller, Desired
 from pointsman.control import events as control
 from pointsman.control.instances import running_counts
-from pointsman.control.status import deployments_status, is_ready
+from pointsman.control.status import deployments_status, given_up, is_ready, nothing_can_start
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
@@ -78,6 +79,7 @@ class Plane:
         """Of instances that were announced."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
+        self.beginning = FirstDocuments(self.control.controller, self.documents)
 
     @property
     def ready(self) -> bool:
@@ -87,7 +89,9 @@ class Plane:
 
     # For operators
 
-    async def start(self, document: ManifestText | None = None) -> None:
+    async def start(
+        self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
+    ) -> None:
         """Run a manifest, or an application by itself; None: what was last in force. Deployed applications stay, and
         processes of an earlier plane are adopted."""
         runtime = self.runtime
@@ -98,6 +102,8 @@ class Plane:
                 where = runtime.facts()["state_dir"]
                 raise PointsmanError(f"nothing was ever applied in {where}; give a manifest to start with")
             plan = revision.plan()
+            if prepare is not None:
+                await prepare(plan)
             adopted = await runtime.adopt(self.control.tell, TrafficLoad(self.traffic))
         except BaseException:
             await runtime.close()
@@ -118,6 +124,7 @@ class Plane:
             self.instances.adopted(event, plan)
             self.control.tell(event)
         self.documents.put_in_force(revision)
+        self.beginning.begin()
         self._looking = runtime.tasks.every("plane watch", LOOK_S, self._look)
 
     async def stop(self) -> None:
@@ -158,6 +165,7 @@ class Plane:
             "deployments": [one | scaled.get(one["name"], {}) for one in deployments],
             "applications": applications_status(self.documents.plan_in_force),
             "problems": [
+                *map(str, given_up(instances)),
                 *self.documents.files.problems(),
                 *self.instances.user_configs.problems(),
                 *self.runtime.problems(),
@@ -217,6 +225,7 @@ class Plane:
             self._empty.set()
         if self.control.controller.changes != self._changes:
             self._changes = self.control.controller.changes
+            self.beginning.changed()
             self._announcements.announce()
 
 
@@ -224,6 +233,30 @@ def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:
     """An idle instance was sent a request. Its probes hear of it soon: the sender is still at work."""
     loop.tell_soon(control.GotRequest(instance_id))
     runtime.clock.call_soon(runtime.probes.stir, instance_id)
+
+
+class FirstDocuments:
+    """`Beginning` of the interface."""
+
+    def __init__(self, controller: Controller, documents: Documents) -> None:
+        self._controller = controller
+        self._documents = documents
+        self._first: Revision | None = None
+        """What the plane was started with; None once that is of no interest any more."""
+
+    def begin(self) -> None:
+        self._first = self._documents.revision
+
+    def changed(self) -> None:
+        """Something has changed about instances."""
+        if self._first is not None and any(one.in_service for one in self._controller.instances()):
+            self._first = None
+
+    def futile(self) -> list[Reason]:
+        if self._first is None or self._first is not self._documents.revision:
+            return []
+        controller = self._controller
+        return nothing_can_start(controller.desired or Desired(), controller.instances(), controller.places.taken)
 
 
 class Announcements:

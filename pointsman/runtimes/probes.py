@@ -398,18 +398,7 @@ def _failure(question: ProbeRequest, reply: Reply, *, is_work: bool) -> str:
     """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object."""
     if isinstance(reply, NoResponse):
         return str(reply)
-    text = " ".join(reply.body[:200].decode("utf-8", "replace").split())
-    if 200 <= reply.status < 300:
-        wrong = is_work and not _is_json_object(reply.body)
-        return f"{question.method} {question.path} was answered with something else than JSON: {text}" if wrong else ""
-    return f"{question.method} {question.path} was answered with {reply.status}{f': {text}' if text else ''}"
-
-
-def _is_json_object(body: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(body), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+    return question.failure(reply.status, reply.body, is_work=is_work)
 
 
 class ConfiguredReplica(msgspec.Struct):
@@ -492,6 +481,8 @@ class UserConfigs:
             text = " ".join(answer.body[:300].decode("utf-8", "replace").split())
             refused = f"{instance_id} refused its user config ({answer.status}): {text}"
             replica.problem = "" if answer.status < 300 else refused
-        self._sending.pop(instance_id, None)
+        finally:
+            if self._sending.get(instance_id) is asyncio.current_task():  # else it was forgotten meanwhile
+                del self._sending[instance_id]
         if replica.config == config:  # another may be in force by now
             self._update(instance_id, replica)

@@ -4,7 +4,27 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import msgspec
+
 from pointsman.config.revision import ManifestText
+
+
+class StoredManifest(msgspec.Struct, frozen=True):
+    """A manifest that is or was in force."""
+
+    generation: int
+    at: float
+    """When it came into force; Unix time."""
+    summary: str
+    """What it changed, on one line."""
+    restores: int | None
+    """The generation that it brought back, if it is a rollback."""
+    document: ManifestText
+
+    @property
+    def content(self) -> int:
+        """The generation that first had its content."""
+        return self.generation if self.restores is None else self.restores
 
 
 class DocumentStore(Protocol):
@@ -18,8 +38,12 @@ class DocumentStore(Protocol):
         """The manifest in force and its generation; None if none was ever applied."""
         ...
 
-    def save_manifest(self, manifest: ManifestText, at: float) -> int:
+    def save_manifest(self, manifest: ManifestText, at: float, summary: str = "", restores: int | None = None) -> int:
         """Put a manifest in force. Returns its generation."""
+        ...
+
+    def manifests(self) -> list[StoredManifest]:
+        """Those that are kept, newest first: the first one is in force."""
         ...
 
     def applications(self) -> dict[str, ManifestText]:

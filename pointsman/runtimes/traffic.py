@@ -69,6 +69,8 @@ class TrafficHooks:
         """An instance has more errors than its peers."""
         self.gone: Callable[[str], None] | None = None
         """(instance): an instance has left, and its requests were sent elsewhere or put back."""
+        self.closed: Callable[[Lane], None] | None = None
+        """The last instance of a deployment that is gone has gone too: the lane is dropped."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment): a request waits, and no instance takes any."""
         self.stirred: Callable[[str], None] | None = None
@@ -380,9 +382,12 @@ class Traffic:
         if lane is not None and not len(lane.dispatcher.fleet):
             del self._closing[name]
             why = Reason("deployment-removed", {"deployment": name})
+            refusal = Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)
             for request in lane.dispatcher.waiting():
-                lane.tell(Cancelled(request.request_id))
-                self._carrier.refuse(lane, Refuse(request, Refusal(Outcome.EVICTED_NO_ENDPOINTS, why)))
+                lane.tell(Cancelled(request.request_id, refusal))
+                self._carrier.refuse(lane, Refuse(request, refusal))
+            if self.hooks.closed is not None:
+                self.hooks.closed(lane)
 
     def all_lanes(self) -> list[Lane]:
         """Also those of deployments that are gone, while something of them is left."""

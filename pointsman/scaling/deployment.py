@@ -40,6 +40,8 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
     unplaced: int = 0
     trouble: Reason | None = None
     """Why an instance that should run does not; None if all run."""
+    is_final: bool = False
+    """That instance is not tried again."""
     start_ups: Mapping[tuple[str, str], float] = {}
     """Seconds from launch to ready, by instance and process."""
 
@@ -215,7 +217,7 @@ class ScaledDeployment:
             return None
         if replicas.trouble is None:
             return self.note(Reason("all-run-again"), now) if replicas.ready else None
-        return self.note(Reason("start-retried"), now, replicas.trouble)
+        return self.note(Reason("start-given-up" if replicas.is_final else "start-retried"), now, replicas.trouble)
 
     def keep(self, record: ScalingRecord | None) -> ScalingRecord | None:
         if record is not None:

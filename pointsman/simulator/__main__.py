@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import uvloop
 
+from pointsman.errors import system_reason
 from pointsman.simulator.continuous_batching import ContinuousBatching, Limits
 from pointsman.simulator.performance import FixedPace, Hardware, Pace, hardware
 from pointsman.simulator.routes import ROUTES
@@ -83,7 +84,7 @@ async def serve(options: argparse.Namespace, settings: Settings, pace: Pace) -> 
     try:
         port = await server.listen(options.host, options.port)
     except OSError as error:
-        fail(f"port {options.port} of {options.host} is not available: {os.strerror(error.errno or 0)}")
+        fail(f"port {options.port} of {options.host} is not available: {system_reason(error)}", code=1)
     try:
         server.add_faults([json.loads(fault) for fault in options.fault])
     except ValueError as error:
@@ -97,8 +98,10 @@ def leave(*_: object) -> None:
     os._exit(0)
 
 
-def fail(why: str) -> NoReturn:
-    sys.exit(f"the simulated engine cannot start: {why}")
+def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
+    """`code`: by default, no further try can succeed."""
+    print(f"the simulated engine cannot start: {why}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
-from pointsman.errors import shown
+from pointsman.errors import shown, shown_bytes
 from pointsman.wire.shared_memory import SharedBuffers, Span, UnreadableBlob, Unsendable, is_file_name
 
 Bytes: TypeAlias = bytes | memoryview
@@ -250,7 +250,7 @@ def _plainness_problem(value: Any, where: str, depth: int = 0) -> str:
 def _parts(blob: Bytes) -> tuple[int, memoryview]:
     view = memoryview(blob)
     if not view.nbytes or view[0] > KIND_COMPOSED:
-        raise UnreadableBlob(f"{bytes(view[:20])!r} does not begin like a value")
+        raise UnreadableBlob(f"{shown_bytes(bytes(view[:20]))} does not begin like a value")
     return view[0], view[1:]
 
 
@@ -276,14 +276,14 @@ def load_arrays() -> None:
 
 def array_from_ext(data: memoryview) -> Any:
     """Raises ValueError, whatever the bytes are."""
-    import numpy
-
     dtype, shape, content = _decode_array(data)
     size = _SIZES.get(dtype[1:])
     if size is None or dtype[0] not in ("<>" if size > 1 else "|"):
         raise ValueError(f"{dtype!r} is no type of simple numbers")
     if prod(shape) * size != content.nbytes:
         raise ValueError(f"an array of {dtype} in the shape {shape} does not have {content.nbytes} bytes")
+    import numpy  # not for what is refused: that may come before numpy is loaded
+
     return numpy.frombuffer(content.toreadonly(), dtype).reshape(shape)
 
 

@@ -61,7 +61,8 @@ PUBLIC = {
         "windows_of",
     },
     "pointsman.engines": {
-        "Command", "ENGINES", "Engine", "LaunchSpec", "LlamaCpp", "OpenAI", "ProbeRequest", "Python", "Samples",
+        "Command", "ENGINES", "Engine", "LaunchSpec", "LlamaCpp", "OpenAI", "ProbeRequest", "ProcessEnd", "Python",
+        "Samples",
         "Sglang", "Simulated", "Vllm",
     },
     "pointsman.control": {

@@ -153,13 +153,13 @@ def test_a_policy_that_cannot_be_built_is_a_message(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--parameters", "{"], "'{' is not JSON"),
-        (["--parameters", "limit=3"], "'limit=3' is not JSON"),
-        (["--parameters", "[1]"], "'[1]' is not a JSON object"),
-        (["--parameters", "3"], "'3' is not a JSON object"),
-        (["--examples", "0"], "'0' is not a number from 1 on"),
-        (["--examples", "-5"], "'-5' is not a number from 1 on"),
-        (["--examples", "many"], "'many' is not a number from 1 on"),
+        (["--parameters", "{"], '"{" is not JSON'),
+        (["--parameters", "limit=3"], '"limit=3" is not JSON'),
+        (["--parameters", "[1]"], '"[1]" is not a JSON object'),
+        (["--parameters", "3"], '"3" is not a JSON object'),
+        (["--examples", "0"], '"0" is not a number from 1 on'),
+        (["--examples", "-5"], '"-5" is not a number from 1 on'),
+        (["--examples", "many"], '"many" is not a number from 1 on'),
     ],
 )
 def test_wrong_usage_is_a_message_and_exits_with_2(

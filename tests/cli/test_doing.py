@@ -38,7 +38,7 @@ def test_scale(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == SCALING
     asked = [(one.body["replicas"], one.body["for_s"]) for one in plane.asked]
     assert asked == [(4, 7200.0), (0, None), (None, None), (None, None)]
-    assert main(["scale", "chat", "--auto", "--for", "2h"]) == 1
+    assert main(["scale", "chat", "--auto", "--for", "2h"]) == 2
     assert "--for goes with --replicas" in capsys.readouterr().err
 
 

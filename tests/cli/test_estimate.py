@@ -65,8 +65,8 @@ def test_the_exit_code_is_1_if_it_fits_on_no_named_gpu(qwen: str, capsys: pytest
         (["--gpu", "H100 90GB"], 'unknown GPU "H100 90GB"; did you mean "H100 80GB"?'),
         (["--tp", "3"], "cannot be divided among 3 GPUs by vllm; sizes: 1, 2, 4"),
         (["--kv-dtype", "fp9"], 'unknown data type of a KV cache "fp9"; did you mean "fp8"?'),
-        (["--lora", "nowhere"], "nowhere cannot be read as a model: expected an adapter"),
-        (["--draft", "nowhere.gguf"], "nowhere.gguf cannot be read as a model: expected a file, found No such file"),
+        (["--lora", "nowhere"], "nowhere cannot be read as a model: there is no such file or folder"),
+        (["--draft", "nowhere.gguf"], "nowhere.gguf cannot be read as a model: there is no such file"),
     ],
 )
 def test_invalid_models_are_messages(

@@ -206,18 +206,19 @@ def test_explain(plane: Plane, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 REQUEST = {
-    "request_id": "r-1", "model": "smollm2", "tenant": "red", "priority": 0, "state": "served", "instance": "chat-1",
-    "tries": 1, "waited_ms": 0.3, "first_token_ms": 45.0, "total_ms": 2100.0, "input_tokens": 12, "output_tokens": 64,
+    "request_id": "r-1", "model": "smollm2", "tenant": "red", "priority": 0, "state": "served", "status": 200,
+    "instance": "chat-1", "tries": 1, "waited_ms": 0.3, "first_token_ms": 45.0, "total_ms": 2100.0, "input_tokens": 12,
+    "output_tokens": 64,
 }  # fmt: skip
 WAITS = REQUEST | {
-    "request_id": "r-2", "tenant": "", "state": "waiting", "instance": "", "tries": 0, "waited_ms": None,
-    "first_token_ms": None, "total_ms": None, "output_tokens": None,
+    "request_id": "r-2", "tenant": "", "state": "waiting", "status": None, "instance": "", "tries": 0,
+    "waited_ms": None, "first_token_ms": None, "total_ms": None, "output_tokens": None,
 }  # fmt: skip
 LIST = """\
-request  model    tenant  state    instance  tries  waited  first token  total  tokens
--------  -------  ------  -------  --------  -----  ------  -----------  -----  -------
-r-2      smollm2          waiting                                               12
-r-1      smollm2  red     served   chat-1        1  0 ms    45 ms        2.1 s  12 + 64
+request  model    tenant  state    status  instance  tries  waited  first token  total  tokens
+-------  -------  ------  -------  ------  --------  -----  ------  -----------  -----  -------
+r-2      smollm2          waiting                                                       12
+r-1      smollm2  red     served      200  chat-1        1  0 ms    45 ms        2.1 s  12 + 64
 3 more; see -n
 """
 
@@ -236,7 +237,8 @@ def test_requests_that_are_looked_for(plane: Plane, capsys: pytest.CaptureFixtur
     plane.answers["GET", target] = {"requests": [], "found": 0}
     filters = ["--model", "a/b", "--only", "refused", "--instance", "i", "--tenant", "t", "-n", "3"]
     assert main(["requests", *filters]) == 0
-    assert capsys.readouterr().out == "no requests found\n"
+    wanted = 'model "a/b", state "refused", instance "i", tenant "t"'
+    assert capsys.readouterr().out == f"no requests found with {wanted}\n"
 
 
 # logs
@@ -388,9 +390,9 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
     assert "nothing has changed yet" in shown
     assert main(["explain", "deployment", "chat", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == []
-    assert main(["explain", "req-1", "chat"]) == 1
+    assert main(["explain", "req-1", "chat"]) == 2
     assert "use: pointsman explain deployment chat" in capsys.readouterr().err
     asked = len(plane.asked)
-    assert main(["explain", "deployment"]) == 1
+    assert main(["explain", "deployment"]) == 2
     assert "explain deployment NAME: NAME is missing" in capsys.readouterr().err
     assert len(plane.asked) == asked, "nobody is asked for a request of that name"

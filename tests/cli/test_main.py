@@ -95,8 +95,8 @@ def test_json(good: Path, broken: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "cannot be read: No such file or directory"),
-        (b"\xff\xfe\x00", "this is not UTF-8 text"),
+        (None, "cannot be read: there is no such file"),
+        (b"\xff\xfe\x00", "cannot be read: it is UTF-16 text; save it as UTF-8"),
         (b"a: [1\nb: 2\n", "this is not YAML"),
         (b"just text", 'expected a mapping (field: value), found "just text"'),
         (b"[" * 100_000, "nested more than"),
@@ -114,7 +114,7 @@ def test_a_mistake_is_never_a_traceback(tmp_path: Path, content: bytes | None, w
 
 def test_a_directory_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "config", str(tmp_path)]) == 1
-    assert f"{tmp_path}: cannot be read: Is a directory" in capsys.readouterr().err
+    assert f"{tmp_path}: cannot be read: it is a directory; name a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [[], ["chekc"], ["check"], ["check", "config"], ["schema", "--kind", "Pod"]])

@@ -142,7 +142,7 @@ def test_a_bad_file_reaches_nobody(command: str, plane: Plane, file: Path, capsy
 @pytest.mark.parametrize("command", ["plan", "apply"])
 def test_a_file_that_is_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "gone.yaml")]) == 1
-    assert "gone.yaml: cannot be read: No such file or directory" in capsys.readouterr().err
+    assert "gone.yaml: cannot be read: there is no such file" in capsys.readouterr().err
     (tmp_path / "picker.yaml").write_text("kind: EndpointPickerConfig\n")
     assert main([command, str(tmp_path / "picker.yaml")]) == 1
     assert 'picker.yaml:1: kind: unknown kind "EndpointPickerConfig"' in capsys.readouterr().err

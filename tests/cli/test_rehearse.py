@@ -161,27 +161,30 @@ def test_one_series_of_several(folder: Path, capsys: pytest.CaptureFixture[str])
             ["panic", "--load", "load.csv"],
             "the capacity of a replica is not known; give --capacity, in requests per second",
         ),
-        ([*FILE], "name a policy to rehearse: budget, "),
         (["predictiv", *FILE], 'pointsman: there is no scaling policy "predictiv"; did you mean "predictive"?'),
-        (["fifo", *FILE], 'there is no scaling policy "fifo"'),
+        (["fifo", *FILE], '"fifo" is a scheduling policy, not a scaling policy; known: budget, '),
         (["no_such:policy", *FILE], 'there is no module "no_such"'),
         (["rehearsed:stedy", *FILE], 'module "rehearsed" has no "stedy"; did you mean "steady"?'),
-        (["no/such.py:policy", *FILE], "there is no file "),
+        (["no/such.py:policy", *FILE], "such.py: there is no directory "),
         (["rehearsed.py:stedy", *FILE], 'rehearsed.py has no "stedy"; did you mean "steady"?'),
         (['panic={"targt": 1}', *FILE], 'panic: parameters.targt: unknown parameter; did you mean "target"?'),
         (["panic", "--parameters", '{"target": -1}', *FILE], "must be above 0, found -1"),
-        (["panic", "--load", "none.csv", "--capacity", "1"], "cannot read none.csv: No such file or directory"),
+        (["panic", "--load", "none.csv", "--capacity", "1"], "cannot read none.csv: there is no such file"),
         (["panic", "--load", "rehearsed.py", "--capacity", "1"], "rehearsed.py: there is no column of times"),
-        (["panic", "--load", "latin.csv", "--capacity", "1"], "latin.csv: this is not UTF-8 text"),
+        (
+            ["panic", "--load", "latin.csv", "--capacity", "1"],
+            "cannot read latin.csv: it is not UTF-8 text",
+        ),
         (["panic", *FILE, "--bin", "5s"], "--bin goes with requests, one per line (.jsonl or .ndjson)"),
-        (["panic", *FILE, "--min", "3", "--max", "2"], "--min is 3, and above --max, which is 2"),
         (
             ["panic", *FILE, "--interval", "7h"],
             "no policy would be called: the load lasts 21600 s, and --interval is 25200 s",
         ),
-        (["panic", *FILE, "--svg", "no/such/folder.svg"], "cannot write no/such/folder.svg: No such file"),
+        (
+            ["panic", *FILE, "--svg", "no/such/folder.svg"],
+            "folder.svg: there is no directory no/such",
+        ),
         (["panic", "--of", "chat"], "no plane is running in "),
-        (["panic", "--of", "chat", "--series", "x"], "--series and --bin are about a file, and go with --load"),
     ],
 )
 def test_invalid_input_is_a_message(
@@ -200,16 +203,31 @@ def test_invalid_input_is_a_message(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        ([*FILE], "name a policy to rehearse: budget, "),
+        (["panic", *FILE, "--min", "3", "--max", "2"], "--min is 3, and above --max, which is 2"),
+        (["panic", "--of", "chat", "--series", "x"], "--series and --bin are about a file, and go with --load"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_usage(
+    folder: Path, args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rehearse(*args) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
         (["panic", "--capacity", "1"], "one of the arguments --load --of is required"),
         (["panic", *FILE, "--of", "chat"], "not allowed with argument --load"),
         (['panic={"target": 4', *FILE], "is not JSON"),
         (['={"target": 4}', *FILE], "names no policy"),
-        (["panic", "--load", "load.csv", "--capacity", "0"], "'0' is not a number above 0"),
-        (["panic", "--load", "load.csv", "--capacity", "much"], "'much' is not a number above 0"),
-        (["panic", *FILE, "--down-delay=-5s"], "'-5s' is below 0"),
-        (["panic", *FILE, "--interval", "0s"], "'0s' is not above 0"),
-        (["panic", *FILE, "--up-factor", "1.5"], "'1.5' is not a number above 0, and at most 1"),
-        (["panic", *FILE, "--max", "0"], "'0' is not a number from 1 on"),
+        (["panic", "--load", "load.csv", "--capacity", "0"], '"0" is not a number above 0'),
+        (["panic", "--load", "load.csv", "--capacity", "much"], '"much" is not a number above 0'),
+        (["panic", *FILE, "--down-delay=-5s"], '"-5s" is below 0'),
+        (["panic", *FILE, "--interval", "0s"], '"0s" is not above 0'),
+        (["panic", *FILE, "--up-factor", "1.5"], '"1.5" is not a number above 0, and at most 1'),
+        (["panic", *FILE, "--max", "0"], '"0" is not a number from 1 on'),
     ],
 )
 def test_wrong_usage_exits_with_2(

@@ -11,7 +11,6 @@ from pointsman.config.application import TAKEN
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan
 from pointsman.errors import ConfigError
 from pointsman.pipeline import FromStep, NodeKind
-from pointsman.pipeline.building import file_version
 
 DIAMOND = """\
 kind: Application
@@ -157,26 +156,29 @@ def test_nodes_are_scheduled_like_deployments() -> None:
     assert of_node("  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n").picker is not None
 
 
-def test_code_that_changed_since_the_build_gives_a_warning(tmp_path: Path) -> None:
-    code = tmp_path / "a.py"
-    code.write_text("class B: ...\n")
-    built = node(f"  version: {file_version(code)}\n")
-    assert load_application(built, tmp_path).warnings == ()
-    code.write_text("class B: pass\n")
-    [warning] = load_application(built, tmp_path).warnings
-    assert warning.field == "nodes[0]"
-    assert warning.message == (
-        "the code of n has changed since it was built; to roll it out, write this file anew with: "
-        "pointsman build MODULE:NAME -o FILE"
-    )
-    code.unlink()
-    assert [one.message for one in load_application(built, tmp_path).warnings] == [f"there is no file {code}"]
+def test_the_content_of_code_is_part_of_its_version(tmp_path: Path) -> None:
+    def version(text: str) -> str:
+        [plan] = load_application(text, tmp_path).deployments
+        assert plan.desired.engine is not None
+        return str(plan.desired.engine.parameters["version"])
+
+    code, helper = tmp_path / "a.py", tmp_path / "helper.py"
+    code.write_text("import helper\nclass B: ...\n")
+    helper.write_text("LIMIT = 1\n")
+    first = version(node(""))
+    assert version(node("")) == first
+    helper.write_text("LIMIT = 2\n")
+    second = version(node(""))
+    assert second != first
+    (tmp_path / "unrelated.py").write_text("")
+    assert version(node("")) == second
     package = tmp_path / "lib" / "a"
     package.mkdir(parents=True)
     (package / "b.py").write_text("")
     named = node("  version: x\n", kind="class: a.b:C") + "pythonPath: [lib]\n"
-    [warning] = load_application(named, tmp_path).warnings
-    assert warning.message.startswith("the code of n has changed")
+    assert version(named).startswith("x.")
+    code.unlink()
+    assert [one.message for one in load_application(node(""), tmp_path).warnings] == [f"there is no file {code}"]
 
 
 def test_python_path_adds_folders_of_modules(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pointsman.config import load_manifest
 from pointsman.config.changes import Change, Changes, Outlook, changes_between, field_texts
 from pointsman.control import ReconcileStep, What
-from pointsman.parameters import is_secret
+from pointsman.parameters import is_secret, text_without_secrets, without_secrets, words_without_secrets
 from pointsman.reasons import Reason
 
 BEFORE = """
@@ -287,3 +287,52 @@ def test_there_is_a_column_for_places_if_somebody_has_one() -> None:
     [_, placed, refused] = msgspec.to_builtins(changes.steps)
     assert (placed["where"], placed["place"]["code"]) == ("w1: gpu0", "place")
     assert (refused["where"], refused["place"]["code"]) == ("no place: no room", "no-place")
+
+
+# Values that may be secrets
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("serve --api-key X --port 80", "serve --api-key *** --port 80"),
+        ("serve --api-key=X", "serve --api-key=***"),
+        ("serve --api-key 'X Y' -v", "serve --api-key *** -v"),
+        ("HF_TOKEN=X exec serve", "HF_TOKEN=*** exec serve"),
+        ("curl -H 'Authorization: Bearer X' host", "curl -H 'Authorization: ***' host"),
+        ("curl -H 'x: bearer X'", "curl -H 'x: bearer ***'"),
+        ('{"api_key": "X", "n": 1}', '{"api_key": ***, "n": 1}'),
+        ("http://user:X@host:80/v1", "http://***@host:80/v1"),
+        ("https://X@host/v1", "https://***@host/v1"),
+        ("--max-num-batched-tokens 8192 --tokenizer mistral", "--max-num-batched-tokens 8192 --tokenizer mistral"),
+        ("a secret of the token budget", "a secret of the token budget"),
+        ("mail me@host", "mail me@host"),
+    ],
+)
+def test_secrets_in_a_text(text: str, shown: str) -> None:
+    assert text_without_secrets(text) == shown
+
+
+def test_secrets_among_words() -> None:
+    words = ["serve", "--api-key", "X", "--token", "--port", "80", "--password=X", "-secret", "-X", "--max-tokens", "5"]
+    shown = ["serve", "--api-key", "***", "--token", "--port", "80", "--password=***", "-secret", "***", "--max-tokens"]
+    assert words_without_secrets(words) == [*shown, "5"]
+
+
+def test_secrets_in_data() -> None:
+    data = {
+        "env": {"ANY": "X", "EMPTY": ""},
+        "labels": {"env": "prod"},
+        "extra": {"api_keys": ["X"], "n": 3, "headers": [{"authorization": "X"}]},
+        "args": ["--api-key", "X"],
+        "password": None,
+        "credentials": {"user": "X"},
+    }
+    assert without_secrets(data) == {
+        "env": {"ANY": "***", "EMPTY": ""},
+        "labels": {"env": "prod"},
+        "extra": {"api_keys": "***", "n": 3, "headers": [{"authorization": "***"}]},
+        "args": ["--api-key", "***"],
+        "password": None,
+        "credentials": "***",
+    }

@@ -334,7 +334,7 @@ def test_documents_that_are_not_fleets(text: str, problem: str) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot be read: there is no such file"):
         load_fleet(tmp_path / "gone.yaml")
 
 

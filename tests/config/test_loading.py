@@ -238,7 +238,11 @@ def test_a_bad_file_has_no_effect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(None, "cannot be read: No such file or directory"), (b"a: 1\nb: \xff\n", ":2: this is not UTF-8 text")],
+    [
+        (None, "cannot be read: there is no such file"),
+        (b"a: 1\nb: \xff\n", ":2: cannot be read: it is not UTF-8 text; save it as UTF-8"),
+        (b"\x7fELF\x00", ": cannot be read: it is a binary file, not text"),
+    ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, problem: str) -> None:
     file = tmp_path / "config.yaml"
@@ -251,7 +255,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, proble
 
 
 def test_a_directory_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
         load(tmp_path)
 
 

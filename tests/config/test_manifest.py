@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pointsman.config import (
-    ConfigWarning,
     DeploymentPlan,
     PointsmanPlan,
     endpoint_engine,
@@ -20,11 +19,6 @@ from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, L
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
 from pointsman.routing.dispatcher import Dispatcher
-from pointsman.routing.endpoints import Metrics
-from pointsman.routing.events import Arrived, Ended, Joined, Measured, Outcome, Refuse, Send
-from pointsman.routing.events import DispatcherCommand as Told
-from pointsman.routing.routes import DispatcherSettings
-from pointsman.types import ExecutionInstance, RequestMetadata
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -313,65 +307,29 @@ def test_a_gateway_without_keys_on_a_public_address_gives_a_warning(listen: str,
     assert load_manifest(f"gateway: {{listen: {listen}, {tenant}}}\n").warnings == ()
 
 
+PRICED = "deployments:\n- {name: a, model: m, engine: {type: simulated}, price: {%s}}\n"
+BUDGET = "gateway:\n  tenants:\n  - {name: free}\n  - {name: t, costBudget: 5}\n"
+
+
+@pytest.mark.parametrize("price", ["", "perGpuHour: 3", "perMillionOutputTokens: 0"])
+def test_a_budget_that_never_runs_out_gives_a_warning(price: str) -> None:
+    [warning] = load_manifest(BUDGET + PRICED % price).warnings
+    assert (warning.line, warning.field) == (4, "gateway.tenants[1].costBudget")
+    assert warning.message == (
+        "never runs out, as no deployment has a price of tokens; set price.perMillionInputTokens or "
+        "price.perMillionOutputTokens of deployments"
+    )
+
+
+@pytest.mark.parametrize("price", ["perMillionInputTokens: 1", "perMillionOutputTokens: 0.5"])
+def test_a_budget_with_a_price(price: str) -> None:
+    unpriced = "- {name: b, model: n, engine: {type: simulated}}\n"
+    assert load_manifest(BUDGET + PRICED % price + unpriced).warnings == ()
+
+
 def test_this_machine_may_be_named() -> None:
     plan = load_manifest("workers: [{name: localhost, labels: {rack: r1}}]\n")
     assert plan.workers == (WorkerSpec(name="localhost", labels={"rack": "r1"}),)
-
-
-# Requests wait
-
-
-class Desk:
-    """The dispatcher of a deployment with instances of one slot each."""
-
-    def __init__(self, scheduling: str, *instances: str) -> None:
-        self.dispatcher = Dispatcher(
-            deployment(SIMULATED + scheduling).dispatch_plan(), DispatcherSettings(keep_records=3)
-        )
-        for name in instances:
-            one = ExecutionInstance(instance_id=name, model_name="m", max_concurrency=1)
-            self.dispatcher.handle(Joined(one), 0.0)
-            self.dispatcher.handle(Measured(name, Metrics()), 0.0)
-
-    def arrive(self, *names: str, priority: int = 0) -> list[Told]:
-        requests = (RequestMetadata(name, "hello", model_name="m", priority=priority) for name in names)
-        return self.dispatcher.handle(Arrived(tuple(requests)), 0.0)
-
-
-def went(commands: list[Told]) -> list[str]:
-    return [command.request.request_id for command in commands if isinstance(command, Send)]
-
-
-@pytest.mark.parametrize(
-    "scheduling",
-    [
-        "",
-        "  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n",
-        "  scheduling: {config: {featureGates: [flowControl]}}\n",
-        "  scheduling: {policy: fifo}\n",
-    ],
-    ids=["default", "picker", "flow control", "policy"],
-)
-def test_requests_that_cannot_be_sent_wait_under_any_scheduling(scheduling: str) -> None:
-    desk = Desk(scheduling, "i", "j")
-    assert went(desk.arrive("a", "b", "c")) == ["a", "b"]
-    desk.arrive("low", priority=-1)
-    assert {one.request_id for one in desk.dispatcher.waiting()} == {"c", "low"}
-    assert went(desk.dispatcher.handle(Ended("a"), 0.1)) == ["c"]
-    assert len(desk.dispatcher.records) == 3, "as many records as were asked for"
-
-
-def test_requests_wait_for_a_first_instance() -> None:
-    desk = Desk("")
-    assert not any(isinstance(command, Refuse | Send) for command in desk.arrive("a"))
-    joined = Joined(ExecutionInstance(instance_id="i", model_name="m"))
-    assert went(desk.dispatcher.handle(joined, 30.0)) == ["a"]
-
-
-def test_the_queue_is_bounded() -> None:
-    desk = Desk("", "i")
-    refused = [one for one in desk.arrive(*map(str, range(5_010))) if isinstance(one, Refuse)]
-    assert [one.refusal.outcome for one in refused] == [Outcome.REJECTED_CAPACITY] * 10
 
 
 # Endpoints that a file lists
@@ -429,69 +387,6 @@ def test_one_file_lists_the_endpoints(tmp_path: Path) -> None:
     file.write_text(DISCOVERY.replace("{pluginRef: file-discovery}", "{pluginRef: queue-scorer}"))
     with pytest.raises(ConfigError, match='"queue-scorer" is not an endpoint discovery but a scorer'):
         load(file)
-
-
-# Without flow control, negative priorities are shed
-
-
-CONCURRENCY = """\
-  scheduling:
-    config:
-      plugins:
-      - {type: concurrency-detector, parameters: {maxConcurrency: 2}}
-      saturationDetector: {pluginRef: concurrency-detector}
-"""
-
-
-def refused(commands: list[Told]) -> list[str]:
-    return [command.request.request_id for command in commands if isinstance(command, Refuse)]
-
-
-@pytest.mark.parametrize("scheduling", ["", "  scheduling: {config: {plugins: [{type: queue-scorer}]}}\n"])
-def test_negative_priority_is_refused_while_engines_report_full_queues(scheduling: str) -> None:
-    desk = Desk(scheduling, "i")
-    desk.dispatcher.handle(Measured("i", Metrics(waiting_queue_size=4.0)), 0.0)
-    assert refused(desk.arrive("fits", priority=-1)) == []
-    desk.dispatcher.handle(Measured("i", Metrics(waiting_queue_size=5.0)), 0.0)
-    [told] = [one for one in desk.arrive("shed", priority=-1) if isinstance(one, Refuse)]
-    assert (told.refusal.outcome, told.refusal.reason.code) == (Outcome.REJECTED_ADMISSION, "shed-by-priority")
-    assert refused(desk.arrive("normal")) == []
-
-
-def test_the_detector_of_the_document_says_what_is_full() -> None:
-    desk = Desk(CONCURRENCY, "i", "j")
-    assert went(desk.arrive("a", "b")) == ["a", "b"]
-    assert refused(desk.arrive("fits", priority=-1)) == []
-    desk = Desk(CONCURRENCY.replace("maxConcurrency: 2", "maxConcurrency: 1"), "i", "j")
-    desk.arrive("a", "b")
-    assert refused(desk.arrive("shed", priority=-1)) == ["shed"]
-
-
-def test_what_was_never_measured_sheds_nothing() -> None:
-    desk = Desk("")
-    assert refused(desk.arrive("before there is an instance", priority=-1)) == []
-    one = ExecutionInstance(instance_id="silent", model_name="m", max_concurrency=1)
-    assert went(desk.dispatcher.handle(Joined(one), 0.0)) == ["before there is an instance"]
-    assert refused(desk.arrive("while it says nothing of its load", priority=-1)) == []
-
-
-def test_metrics_of_the_usual_age_are_not_saturation() -> None:
-    desk = Desk("  scheduling: {config: {plugins: [{type: utilization-detector}]}}\n", "i")
-    batch = (RequestMetadata("batch", "hello", model_name="m", priority=-1),)
-    assert went(desk.dispatcher.handle(Arrived(batch), 1.0)) == ["batch"]
-    late = (RequestMetadata("late", "hello", model_name="m", priority=-1),)
-    assert refused(desk.dispatcher.handle(Arrived(late), 4.0)) == ["late"], "stale numbers count as full"
-
-
-def test_a_detector_with_a_short_staleness_threshold_gives_a_warning() -> None:
-    def warnings(parameters: str) -> tuple[ConfigWarning, ...]:
-        detector = f"{{type: utilization-detector, parameters: {parameters}}}"
-        how = f"{{config: {{featureGates: [flowControl], plugins: [{detector}]}}}}"
-        return load_manifest(f"deployments:\n- name: a\n  model: m\n{SIMULATED}  scheduling: {how}\n").warnings
-
-    [warning] = warnings("{metricsStalenessThreshold: 200ms}")
-    assert warning.message.startswith("is 3s here")
-    assert warnings("{}") == warnings("{metricsStalenessThreshold: 3s}") == ()
 
 
 def test_users_classes_may_be_beside_the_document(tmp_path: Path) -> None:

@@ -227,6 +227,6 @@ deployments:
     assert problems(text, tmp_path) == [f'{file}:1: expected a list, found "servers"']
     file.unlink()
     file.mkdir()
-    assert problems(text, tmp_path) == [f"{file}: cannot be read: Is a directory"]
+    assert problems(text, tmp_path) == [f"{file}: cannot be read: it is a directory; name a file"]
     with pytest.raises(ConfigError, match="cannot be read"):
         load_endpoints(file)

@@ -149,12 +149,18 @@ plugins:
             'type: module "my_plugins" has no "PreferShortName"; did you mean "PreferShortNames"?',
         ),
         ("{type: 'my_pluggins:X'}", 'type: there is no module "my_pluggins"; it must be installed, or be in'),
-        ("{type: 'broken_plugins:X'}", 'type: module "broken_plugins" cannot be imported: ModuleNotFoundError'),
+        ("{type: 'broken_plugins:X'}", 'type: module "broken_plugins" cannot be imported: it needs "'),
         ("{type: 'my_plugins:Roleless'}", 'type: "my_plugins:Roleless" is not a plugin type: it fills no role'),
         (
             "{type: 'my_plugins:prefer_short_names'}",
             'type: "my_plugins:prefer_short_names" is not a class but a function',
         ),
+        (
+            "{type: 'plugins/my_plugins.py:X'}",
+            'type: "plugins/my_plugins.py" is a file; name its module, "plugins.my_plugins"',
+        ),
+        ("{type: slo-aware}", 'type: "slo-aware" is a scheduling policy, not a plugin type; known: '),
+        ("{type: panic}", 'type: "panic" is a scaling policy, not a plugin type; known: '),
         ("{type: ':X'}", 'type: write your own class as "package.module:Name"'),
         ("{type: 'my_plugins:'}", 'type: module "my_plugins" has no ""'),
         (

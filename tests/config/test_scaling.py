@@ -223,10 +223,10 @@ def test_every_built_in_policy_is_known_and_says_what_it_is_for() -> None:
         ("{max: 2, policy: max-of, parameters: {policies: [{parameters: {}}]}}", 'f:5: deployments[0].scaling.parameters.policies[0]: field "policy" is missing'),
         ("{max: 2, policy: max-of, parameters: {policies: []}}", "f:5: deployments[0].scaling.parameters.policies: policies is empty; name at least one"),
         ("{max: 2, metrics: [{name: '', url: 'http://p', query: up}]}", "f:5: deployments[0].scaling.metrics[0].name: must not be empty"),
-        ("{max: 2, metrics: [{name: a, url: 'http://p:abc', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found 'http://p:abc'"),
-        ("{max: 2, metrics: [{name: a, url: 'http://p:99999/x', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found 'http://p:99999/x'"),
-        ("{max: 2, metrics: [{name: a, url: 'http://[::1', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found 'http://[::1'"),
-        ("{max: 2, metrics: [{name: a, url: 'p:9090', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found 'p:9090'"),
+        ("{max: 2, metrics: [{name: a, url: 'http://p:abc', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found \"http://p:abc\""),
+        ("{max: 2, metrics: [{name: a, url: 'http://p:99999/x', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found \"http://p:99999/x\""),
+        ("{max: 2, metrics: [{name: a, url: 'http://[::1', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found \"http://[::1\""),
+        ("{max: 2, metrics: [{name: a, url: 'p:9090', query: up}]}", "f:5: deployments[0].scaling.metrics[0].url: expected http://host:port of a Prometheus, found \"p:9090\""),
         ("{max: 2, metrics: [{name: a, url: 'http://p', query: up}, {name: a, url: 'http://p', query: down}]}", 'f:5: deployments[0].scaling.metrics[1].name: there is already a metric "a" on line 5'),
     ],
 )  # fmt: skip
@@ -299,7 +299,7 @@ def test_all_problems_of_a_section_are_told_at_once_each_at_its_line() -> None:
         f"11: {section}.parameters.target: must be above 0, found -1",
         f'12: {section}.parameters.lookBack: "soon" is not a duration; write for example 200ms, 60s or 1m30s',
         f"13: {section}.parameters.foo: unknown parameter; known: lookBack, target",
-        f"15: {section}.metrics[0].url: expected http://host:port of a Prometheus, found 'p'",
+        f'15: {section}.metrics[0].url: expected http://host:port of a Prometheus, found "p"',
     ]
 
 

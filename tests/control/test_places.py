@@ -381,7 +381,8 @@ def test_a_preview_says_why_there_is_no_place() -> None:
     controller.handle(WorkerSeen(worker("w3")), 0.0)
     [step] = controller.preview(wish(deployment(16)).desired)
     assert str(step.where) == (
-        "no place: 1 no GPU for the engine (it has none, not amd or nvidia), "
+        "no place: 1 no GPU for the engine (it has none, not amd or nvidia; if the "
+        "engine runs without one, set placement.cpu), "
         "2 no room on one GPU (w1: needs 16.0 GiB, the largest free is 8.0 GiB)"
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from pointsman.control.events import Applied, ControllerTimer, Exited, Launch, LaunchFailed
 from pointsman.control.reconcile import What
+from pointsman.reasons import Reason
 from tests.control.worlds import QUICK, World, deployment, launched, said, wish
 
 WHY = "exit code 1: no such model"
@@ -172,3 +173,60 @@ def test_a_rollout_resumes_if_the_earlier_version_fails_to_start() -> None:
     fail(world, "m-1")
     [left] = world.controller.instances()
     assert (left.halted, left.recipe) == (False, deployment(replicas=1, version=1).recipe)
+
+
+# For good
+
+
+FINAL = Reason("no-package", {"package": "vllm", "remedy": "run: pip install vllm"})
+FINAL_ENDS = [Exited("m-1", "exit code 1", FINAL), LaunchFailed("m-1", "no such file", final=FINAL)]
+
+
+@pytest.mark.parametrize("end", FINAL_ENDS, ids=["exited", "not launched"])
+def test_what_cannot_start_is_tried_once_and_again_when_it_is_applied_again(end: Exited | LaunchFailed) -> None:
+    world = World()
+    world.apply(deployment(replicas=1))
+    if isinstance(end, Exited):
+        world.tell(launched("m-1"))
+    assert "Launch m-1" not in said(world.tell(end))
+    status = world.status("m-1")
+    assert (status.final, status.until, status.restarts, status.has_failed) == (True, None, 0, True)
+    assert str(status.reason) == f"{FINAL}; then apply it again"
+    for _ in range(3):
+        assert said(world.tell(ControllerTimer(), world.now + 1000.0)) == []
+    assert said(world.tell(Applied(wish(deployment(replicas=1))))) == [], "scaling, or a file of endpoints"
+    [step] = world.controller.preview(wish(deployment(replicas=1)), ["m"])
+    assert (step.what, step.subject, step.why.code) == (What.RESTART, "m-1", "tried-again")
+    assert said(world.tell(Applied(wish(deployment(replicas=1)), retry=frozenset({"m"})))) == ["Launch m-1"]
+    world.tell(launched("m-1"))
+    world.behave()
+    assert (world.ready(), world.status("m-1").final, world.status("m-1").reason) == (["m-1"], False, FINAL)
+
+
+def test_another_recipe_is_tried_at_once() -> None:
+    world = World()
+    world.apply(deployment(replicas=1))
+    world.tell(launched("m-1"))
+    world.tell(FINAL_ENDS[0])
+    assert said(world.tell(Applied(wish(deployment(replicas=1, version=1))))) == ["Launch m-1"]
+    assert not world.status("m-1").final
+
+
+def test_a_rollout_that_cannot_start_is_stopped_after_one_attempt() -> None:
+    world = running()
+    world.apply(deployment(replicas=2, version=1))
+    world.tell(launched("m-3"))
+    world.tell(Exited("m-3", "exit code 1", FINAL))
+    assert world.status("m-3").halted
+    told = f"rollout stopped: {FINAL}; the earlier version still serves; deploy again to retry"
+    assert str(world.status("m-3").reason) == told
+    for name in ("m-1", "m-2"):
+        world.tell(Exited(name, "killed by SIGKILL"))
+    assert world.status("m-3").final
+
+
+def test_a_crash_of_an_instance_that_was_ready_is_never_final() -> None:
+    world = running(1)
+    world.tell(Exited("m-1", "exit code 78", FINAL))
+    assert not world.status("m-1").final
+    assert world.status("m-1").until is not None

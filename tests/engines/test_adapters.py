@@ -7,7 +7,18 @@ import msgspec
 import pytest
 
 from pointsman.config.registry import plugin_type
-from pointsman.engines import ENGINES, Command, Engine, LlamaCpp, OpenAI, Sglang, Simulated, Vllm
+from pointsman.engines import (
+    ENGINES,
+    Command,
+    Engine,
+    LlamaCpp,
+    OpenAI,
+    ProbeRequest,
+    ProcessEnd,
+    Sglang,
+    Simulated,
+    Vllm,
+)
 from pointsman.engines.simulated import MID_RESPONSE, Fault, FaultSpec, MeasuredHardware
 from pointsman.errors import ConfigError
 from pointsman.simulator.faults import ANY_TIME, AT_ONCE, AT_THE_START
@@ -186,3 +197,87 @@ def test_faults_are_checked_before_anything_starts() -> None:
         FaultSpec("refuse", count=1)
     with pytest.raises(ConfigError, match="maxNumBatchedTokens"):
         Simulated(max_num_seqs=300, max_num_batched_tokens=200)
+
+
+# Servers that end before they are ready
+
+
+TRACE = ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>']
+IN_USE = "OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 9000): address already in use"
+UNKNOWN = (
+    "OSError: no/such is not a local folder and is not a valid model identifier listed on 'https://huggingface.co'"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "port_is_free", "reason"),
+    [
+        (78, ["no license"], True, "refuses-to-start"),
+        (78, [], True, "refuses-to-start"),
+        (127, ["sh: 1: nothing: not found"], True, "no-program"),
+        (126, ["sh: 1: ./x: Permission denied"], True, "no-program"),
+        (2, ["usage: vllm serve [options]", "vllm: error: unrecognized arguments: --bogus"], True, "wrong-options"),
+        (2, ["Error: no such option", "Usage: serve [OPTIONS]"], True, "wrong-options"),
+        (2, ["panic: runtime error", "goroutine 1 [running]:"], True, None),
+        (1, ["usage: x"], True, None),
+        (1, [*TRACE, "ModuleNotFoundError: No module named 'torch'"], True, "no-package"),
+        (1, ["/usr/bin/python3.11: No module named vllm"], True, "no-package"),
+        (1, ["/opt/python: Error while finding ... (ModuleNotFoundError: No module named 'a')"], True, "no-package"),
+        (1, ["ModuleNotFoundError: No module named 'optional'; going on without", "out of memory"], True, None),
+        (1, [*TRACE, IN_USE], True, "port-taken"),
+        (1, [*TRACE, IN_USE], False, None),  # its own port: it gets another
+        (1, [*TRACE, UNKNOWN, "If this is a private repository, pass a token"], True, "unknown-model"),
+        (1, [*TRACE, "torch.OutOfMemoryError: CUDA out of memory"], True, None),
+        (1, [*TRACE, "requests.exceptions.ConnectionError: Max retries exceeded"], True, None),
+        (1, [], True, None),
+        (139, ["Segmentation fault"], True, None),
+    ],
+)  # fmt: skip
+def test_whether_another_start_may_succeed(code: int, lines: list[str], port_is_free: bool, reason: str | None) -> None:
+    found = Vllm("org/model").why_final(ProcessEnd(code, lines, port_is_free))
+    assert (None if found is None else found.code) == reason
+    assert found is None or str(found)
+
+
+def test_what_to_install() -> None:
+    missing = ProcessEnd(1, ["/opt/python: No module named vllm"], True)
+    told = str(Vllm("org/model", python="/opt/python").why_final(missing))
+    assert told.startswith("the Python package vllm is not installed; run: /opt/python -m pip install vllm; or set")
+    missing = ProcessEnd(1, [f"{sys.executable}: No module named sglang"], True)
+    assert f"run: {sys.executable} -m pip install sglang" in str(Sglang("org/model").why_final(missing))
+
+
+# Probes that fail
+
+
+ASKED = ProbeRequest("POST", "/v1/completions", b'{"model": "smollm2"}')
+WHAT = 'POST /v1/completions for model "smollm2" was answered with'
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "body", "failure"),
+    [
+        (ASKED, 200, b'{"choices": []}', ""),
+        (ASKED, 200, b"<html>", f"{WHAT} something else than JSON: <html>"),
+        (
+            ASKED,
+            404,
+            b'{"error": {"message": "The model `smollm2` does not exist.", "code": 404}}',
+            f"{WHAT} 404: The model `smollm2` does not exist.; if it serves the model by another name, set servedModel",
+        ),
+        (
+            ASKED,
+            401,
+            b'{"detail": "Unauthorized"}',
+            f"{WHAT} 401: Unauthorized; apiKeyEnv or apiKeyFile must name the key that it asks for",
+        ),
+        (ASKED, 500, b"", f"{WHAT} 500"),
+        (ASKED, 503, b'{"error": "Loading\\nmodel"}', f"{WHAT} 503: Loading model"),
+        (ProbeRequest("GET", "/health"), 404, b"Not Found", "GET /health was answered with 404: Not Found"),
+        (ProbeRequest("GET", "/health"), 500, b"x" * 9999, f"GET /health was answered with 500: {'x' * 197}..."),
+    ],
+)
+def test_a_failed_probe_says_what_was_asked_and_what_the_engine_says(
+    question: ProbeRequest, status: int, body: bytes, failure: str
+) -> None:
+    assert question.failure(status, body, is_work=question is ASKED) == failure

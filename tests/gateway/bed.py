@@ -105,7 +105,8 @@ class Bed:
         add_pages(gateway, lambda: self.is_ready)
         gateway.traffic.configure(self.plan.deployments)
         listeners = Listeners(gateway)
-        await listeners.open(self.plan.gateway)
+        await listeners.bind(self.plan.gateway)
+        await listeners.open()
         return gateway, listeners
 
     # Backends and clients

@@ -19,10 +19,12 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.runtimes.local.runtime import AdminSocket
+from pointsman.runtimes.stores import StoredManifest
 from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.types import Worker
 from tests.gateway.backends import OK, answer, answers, hangs
 from tests.gateway.bed import Bed, MakeBed
+from tests.gateway.test_names_of_kinds import deployment
 from tests.gateway.wire import HEALTH, Client, Message, chat, wait_for
 
 KEY = "key-of-admin-90bc"
@@ -48,7 +50,7 @@ class FakePlane:
         return {
             "ready": True,
             "applications": [{"name": "app", "path": "/app", "nodes": [node]}],
-            "deployments": [{"name": "chat"}, {"name": "app.n"}],
+            "deployments": [deployment("chat", "smollm2"), deployment("app.n", internal=True)],
         }
 
     def plan(self, manifest: ManifestText) -> Changes:
@@ -72,6 +74,14 @@ class FakePlane:
 
     async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
         self._do("rollback", name, confirmation)
+        return Changes()
+
+    def history(self) -> list[StoredManifest]:
+        self._do("history")
+        return [StoredManifest(2, 1e9, "start chat-1", 1, ManifestText("x", "/", "m.yaml"))]
+
+    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+        self._do("restore", generation, confirmation)
         return Changes()
 
     async def delete(self, name: str) -> Changes:
@@ -331,6 +341,23 @@ def test_errors_of_the_plane_are_answered(admin_bed: AdminBed, error: Exception,
     assert admin_bed.fetch(call("GET", "status")).status == 200
 
 
+def test_the_name_of_something_else_is_told_as_such(admin_bed: AdminBed) -> None:
+    def unknown() -> None:
+        if admin_bed.plane.calls[-1][0] == "drain":
+            raise UnknownName("instance", admin_bed.plane.calls[-1][1], ["chat-1"])
+
+    admin_bed.plane.answers = unknown
+    got = admin_bed.fetch(call("POST", "instances/smollm2/drain"))
+    assert got.status == 404
+    assert got.error["message"] == '"smollm2" is a model, not an instance; use: chat-1, chat-2'
+
+
+def test_a_request_that_is_a_deployment(admin_bed: AdminBed) -> None:
+    told = admin_bed.fetch(call("GET", "requests/chat")).error["message"]
+    assert told.startswith('"chat" is a deployment, not a request; to list requests: pointsman requests')
+    assert "there is no record of a request" in admin_bed.fetch(call("GET", "requests/chut")).error["message"]
+
+
 def test_applications_are_deployed_read_rolled_back_and_deleted(admin_bed: AdminBed) -> None:
     document = {"text": "kind: Application", "folder": "/somewhere", "file": "app.yaml"}
     written = ManifestText("kind: Application", "/somewhere", "app.yaml")
@@ -338,7 +365,11 @@ def test_applications_are_deployed_read_rolled_back_and_deleted(admin_bed: Admin
     assert admin_bed.fetch(call("POST", "applications", document)).json()["changes"][0]["what"] == "open"
     assert [one["name"] for one in admin_bed.fetch(call("GET", "applications")).json()["applications"]] == ["app"]
     body = admin_bed.fetch(call("GET", "applications/app")).json()
-    assert (body["name"], body["yaml"], body["deployments"]) == ("app", "name: app\n", [{"name": "app.n"}])
+    assert (body["name"], body["yaml"], [one["name"] for one in body["deployments"]]) == (
+        "app",
+        "name: app\n",
+        ["app.n"],
+    )
     assert admin_bed.fetch(call("POST", "applications/app/rollback")).json()["changes"] == []
     assert admin_bed.fetch(call("DELETE", "applications/app")).json()["changes"][0]["what"] == "close"
     expected = [("plan", written), ("deploy", written, ""), ("status",), ("application", "app"), ("status",)]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.gateway.openai import BadRequest, metadata, read_body, usage_of_stream
-from pointsman.http.responses import ChunkReader, EventStream, MalformedHttp, ResponseHead
+from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, EventStream, MalformedHttp, ResponseHead
 from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,
@@ -196,6 +196,18 @@ CHUNKS = [
 def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     sent = data.draw(mutated(CHUNKS, most=2))
     assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
+
+
+@pytest.mark.parametrize("trailers", [b"\n0\r\n", b"a: b\n\r\n", b"a: b\r\nc: d\r\n"])
+def test_trailers_are_read_the_same_byte_by_byte(trailers: bytes) -> None:
+    sent = chunk(b"hello") + b"0\r\n" + trailers + b"\r\n"
+    assert unchunked([sent[i : i + 1] for i in range(len(sent))]) == unchunked([sent])
+
+
+@pytest.mark.parametrize(("excess", "state"), [(0, "ended"), (1, "malformed")])
+def test_trailers_have_one_limit_however_they_arrive(excess: int, state: str) -> None:
+    sent = b"0\r\n" + b"a" * (MAX_HEAD_BYTES - 2 + excess) + b"\r\n\r\n"
+    assert {unchunked([sent[:-left], sent[-left:]])[0] for left in range(1, 8)} == {unchunked([sent])[0]} == {state}
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())

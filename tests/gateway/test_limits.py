@@ -228,6 +228,21 @@ def test_idle_connections_are_closed_for_new_ones_the_longest_idle_first(make_be
     assert busy.read_response().status == 200
 
 
+def test_a_client_in_the_middle_of_a_body_is_not_idle(make_bed: MakeBed) -> None:
+    bed = make_bed({"limits": {"maxConnections": 2}})
+    bed.backend()
+    request = chat()
+    sending = bed.client()
+    sending.send(request[:-5])
+    wait_for(lambda: any(one.parser.in_body for one in bed.gateway.clients))
+    idle = bed.client()
+    assert idle.fetch(HEALTH).status == 200  # it is idle for a shorter time
+    assert bed.client().fetch(HEALTH).status == 200
+    assert idle.is_closed()
+    sending.send(request[-5:])
+    assert sending.read_response().status == 200
+
+
 def test_strangers_cannot_have_the_connections_of_clients_with_a_key_closed(make_bed: MakeBed) -> None:
     settings, deployment = guarded()
     bed = make_bed({**settings, "limits": {"maxConnections": 3}}, deployment)

@@ -9,6 +9,8 @@ import pytest
 
 from pointsman.gateway import pages
 from pointsman.gateway.pages import SharedPage
+from pointsman.strategies import FIFOPolicy
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 from tests.gateway.backends import DONE, OK, answer, answers, chunk, event, hangs, sends, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed, plan_of
 from tests.gateway.wire import HEALTH, chat, post, wait_for
@@ -133,6 +135,22 @@ def test_metrics_of_known_traffic(make_bed: MakeBed) -> None:
     assert value(families, "running_requests") == value(families, "waiting_requests") == 0
     assert value(families, "policy_errors_total") == 0
     assert value(families, "first_token_seconds_count") == 0
+
+
+class Faulty(FIFOPolicy):
+    """A policy of a user's."""
+
+    def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> list[SchedulingDecision]:
+        raise RuntimeError("no idea")
+
+
+def test_calls_of_users_code_that_fail_are_counted(make_bed: MakeBed) -> None:
+    bed = make_bed({}, {**CHAT_DEPLOYMENT, "scheduling": {"policy": f"{__name__}:Faulty"}})
+    bed.backend()
+    assert bed.fetch(chat()).status == 200
+    families = page(bed)
+    assert value(families, "user_code_failures_total", deployment="chat", policy="faulty", why="raised") == 1
+    assert value(families, "user_code_failures_total") == 1, "neither slow nor blocked"
 
 
 def test_running_and_waiting_requests(bed: Bed) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.gateway.openai import MAX_APART, ClientHeaders, read_body, usage_of, usage_of_stream
+from pointsman.gateway.openai import MAX_APART, BadRequest, ClientHeaders, read_body, usage_of, usage_of_stream
+from pointsman.http.parser import LARGE_BYTES
 from pointsman.http.responses import MAX_HELD_BYTES, EventStream, ends_with_done
 
 
@@ -54,6 +55,8 @@ def test_events_are_counted(text: bytes, number: int) -> None:
         (b"event: [DONE]\n\n", False),
         (b": [DONE]\n\n", False),
         (b"data: [DONE]\n\ndata: {}\n\n", False),
+        (b"data: [DONE]\n\n: ping\n\n:\n", True),
+        (b"data: {}\n\n: data: [DONE]\n\n", False),
     ],
 )
 def test_the_end_mark(text: bytes, ended: bool) -> None:
@@ -157,3 +160,30 @@ def test_several_prompts_of_a_completion_are_apart(prompt: str, expected: bytes 
 def test_prompts_beyond_a_number_are_hashed_as_one() -> None:
     many = "[" + ", ".join(['"x"'] * (MAX_APART + 1)) + "]"
     assert read_body(f'{{"prompt": {many}}}'.encode()).as_prompt() == many.encode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "m", "max_tokens": 3, "stream": True, "unknown": [1]},
+        {"model": "m", "cache_salt": None, "tools": [{}], "pointsman": {"priority": "high"}, "n": 2},
+        {"model": 1},
+        {"model": "m" * 300},
+        {"pointsman": {"unknown": 1}},
+        [1],
+    ],
+)
+def test_a_large_body_is_read_as_a_small_one(fields: Any) -> None:
+    def read(padding: int) -> Any:
+        sent = json.dumps(fields).encode()
+        try:
+            return msgspec.to_builtins(read_body(sent + b" " * padding), enc_hook=bytes)
+        except BadRequest as error:
+            return str(error)
+
+    assert read(LARGE_BYTES) == read(0)
+
+
+def test_a_small_field_of_a_large_body_is_bounded() -> None:
+    with pytest.raises(BadRequest, match="the field model is too long"):
+        read_body(b'{"model": "%b"}' % (b"m" * LARGE_BYTES))

@@ -384,7 +384,7 @@ def test_a_body_of_tiny_chunks_takes_no_more_memory_than_its_bytes(make_bed: Mak
     client.send(CHUNKED + b"2\r\n  \r\n" * (size // 2))
     bed.thread.call(lambda: None)
     [connection] = bed.gateway.clients
-    assert len(connection.parser._body) < 1000
+    assert len(connection.parser._body._parts) < 1000
 
 
 # Internal errors
@@ -412,7 +412,7 @@ def test_an_address_in_use_is_named(bed: Bed) -> None:
     host, port = bed.address
     taken = plan_of({"listen": f"{host}:{port}"}).gateway
     with pytest.raises(CannotListen, match=f"cannot listen on {host}:{port}: .*set gateway.listen"):
-        bed.thread.run(Listeners(bed.gateway).open(taken))
+        bed.thread.run(Listeners(bed.gateway).bind(taken))
 
 
 # Half-closed connections

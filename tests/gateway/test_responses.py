@@ -337,7 +337,7 @@ def test_a_truncated_long_response_is_truncated_for_the_client(bed: Bed) -> None
     head = client.head()
     length = int(head.header("content-length") or 0)
     assert len(client.rest()) < length
-    wait_for(lambda: bed.record("it").state == "refused")
+    wait_for(lambda: bed.record("it").state == "failed")
     assert bed.gateway.metrics.of("chat").broken_off == 1
     assert bed.gateway.metrics.of("chat").abandoned == 0
 

@@ -86,7 +86,7 @@ def test_a_fault_within_a_stream_becomes_an_error_event(pair: tuple[Bed, Served]
         return
     assert len(tokens) >= 1
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "stream_interrupted"
-    assert bed.record("it").state == "refused"
+    assert bed.record("it").state == "failed"
 
 
 def test_a_slow_server_does_not_count_as_hung(make_bed: MakeBed, processes: tuple[Served, Served]) -> None:

@@ -215,7 +215,7 @@ def test_an_interrupted_stream_ends_with_an_error_event(make_bed: MakeBed, cut: 
     assert len(first.received) == 1
     assert other.received == [], "what has begun is never sent again"
     record = bed.record("it")
-    assert (record.state, len(record.failures)) == ("refused", 1)
+    assert (record.state, record.status, len(record.failures)) == ("failed", 200, 1)
     assert bed.gateway.metrics.of("chat").broken_off == 1
 
 

@@ -199,7 +199,7 @@ def test_a_client_that_never_reads_is_disconnected(make_bed: MakeBed) -> None:
     backend = bed.backend(flood)
     client = bed.client(narrow=True)
     client.send(chat("x-request-id: it", stream=True))
-    wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").state == "refused")
+    wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").state == "abandoned")
     wait_for(backend.all_closed, "the connection to the instance must be closed")
     wait_for(lambda: not bed.gateway.clients)
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from pointsman.config.schema import LimitsSpec
 from pointsman.http.heads import LONG_BYTES, read_fast
+from pointsman.http.parser import LARGE_BYTES, PartialBody
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated
 from tests.gateway.wire import chat
@@ -149,3 +150,12 @@ def test_data_after_the_last_request_is_ignored() -> None:
     assert len([body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]) == 1
     assert statuses(bytes(transport.written)) == [200]
     memory.disconnect_all()
+
+
+@pytest.mark.parametrize("room", [2 * LARGE_BYTES, 3 * LARGE_BYTES, 9 * LARGE_BYTES])
+def test_a_large_body_is_whole_however_it_arrives(room: int) -> None:
+    parts = [bytes([number]) * (1 + number * 997) for number in range(90)]  # 4 MB
+    body = PartialBody(room)
+    for number, part in enumerate(parts):
+        body.add(part if number % 2 else memoryview(part))
+    assert (body.size, bytes(body.whole())) == (sum(map(len, parts)), b"".join(parts))

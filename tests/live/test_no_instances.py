@@ -69,6 +69,7 @@ def test_nothing_to_wait_for(plane: LivePlane) -> None:
         plane.up(
             manifest(
                 external("down", down),
+                external("both", down, down),
                 simulated("none", replicas=0),
                 simulated("huge", replicas=1, placement=HUGE),
                 {key: value for key, value in simulated("scaled", placement=HUGE).items() if key != "replicas"}
@@ -79,19 +80,21 @@ def test_nothing_to_wait_for(plane: LivePlane) -> None:
         )
         plane.until(plane.is_reachable, "the gateway")
 
-        plane.until(
-            lambda: all(one["reason"] for one in plane.instances("down").values()), "the first probes have failed"
-        )
+        def probed() -> bool:
+            return all(one["reason"] for name in ("down", "both") for one in plane.instances(name).values())
+
+        plane.until(probed, "the first probes have failed")
         plane.until(lambda: any(one["restarts"] >= 2 for one in plane.instances("broken").values()), "failed starts")
         assert_told_at_once(plane, "down", "does not answer")
-        assert_told_at_once(plane, "none", "no instance is wanted now")
+        assert_told_at_once(plane, "both", 'no instance of "both" is', "none of its 2 endpoints answers")
+        assert_told_at_once(plane, "none", "has no instances and no endpoints now")
         assert_told_at_once(plane, "huge", "there is no place for huge-1")
-        assert_told_at_once(plane, "broken", "broken-1 has failed")
+        assert_told_at_once(plane, "broken", "broken-1 has ")  # failed, or been starting: it restarts now and then
         ask(plane, "scaled")  # it is tried, and found to fit on no worker
         assert_told_at_once(plane, "scaled", "there is no place for scaled-1")
         plane.pointsman("scale", "scaled", "--replicas", "0")
         plane.until(lambda: not plane.instances("scaled"), "no instance")
-        assert_told_at_once(plane, "scaled", "no instance is wanted now")
+        assert_told_at_once(plane, "scaled", "has no instances and no endpoints now")
 
 
 def test_requests_that_wait_are_told_when_the_last_hope_ends(plane: LivePlane) -> None:

@@ -121,7 +121,7 @@ def test_what_up_prints_works_with_keys_tls_a_schema_and_a_state_directory(plane
     chat, orders, explained = run_all(plane, printed)
     assert "data: [DONE]" in chat
     assert orders.rstrip().endswith("0.5")
-    assert "served" in explained
+    assert "through nodes: served" in explained
     assert "with the key of a tenant in $POINTSMAN_KEY" in plane.log()
 
 

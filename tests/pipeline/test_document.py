@@ -228,7 +228,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(names, graphs())
 def test_what_is_written_is_read_back_the_same(name: str, made: Graph) -> None:
     name = f"app-{name}"[:40]

@@ -131,5 +131,5 @@ class AnySequence(RuleBasedStateMachine):
         assert not self.fleet.occupants.of("d")
 
 
-AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+AnySequence.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
 TestAnySequence = AnySequence.TestCase

@@ -9,6 +9,7 @@ from pointsman.selection import Filter, LabelExpression, LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import LLAMA, ask, fleet, gpu, rejections, worker
 
+OR_CPU = "; if the engine runs without one, set placement.cpu"
 WHERE = fleet(
     worker("w0", 80, labels={"zone": "a", "tier": "gold"}),
     worker("w1", gpu(0, 64, vendor="apple", model="M4"), labels={"zone": "b"}, status=WorkerStatus.DRAINING),
@@ -69,26 +70,26 @@ def by(*expressions: LabelExpression, **labels: str) -> Ask:
             SuitsEngine(),
             ask(1),
             {
-                "w1": "no GPU for the engine: it has M4, not amd or nvidia",
-                "w2": "no GPU for the engine: it has none, not amd or nvidia",
+                "w1": f"no GPU for the engine: it has M4, not amd or nvidia{OR_CPU}",
+                "w2": f"no GPU for the engine: it has none, not amd or nvidia{OR_CPU}",
             },
         ),
         (
             SuitsEngine(),
             ask(1, gpu_models=frozenset({"L4"})),
             {
-                "w0": "no GPU for the engine: it has H100, not L4",
-                "w1": "no GPU for the engine: it has M4, not L4",
-                "w2": "no GPU for the engine: it has none, not L4",
+                "w0": f"no GPU for the engine: it has H100, not L4{OR_CPU}",
+                "w1": f"no GPU for the engine: it has M4, not L4{OR_CPU}",
+                "w2": f"no GPU for the engine: it has none, not L4{OR_CPU}",
             },
         ),
         (
             SuitsEngine(),
             ask(1, engine=EngineAbility(vendors=frozenset({"apple"}))),
             {
-                "w0": "no GPU for the engine: it has H100, not apple",
-                "w2": "no GPU for the engine: it has none, not apple",
-                "w3": "no GPU for the engine: it has L4, not apple",
+                "w0": f"no GPU for the engine: it has H100, not apple{OR_CPU}",
+                "w2": f"no GPU for the engine: it has none, not apple{OR_CPU}",
+                "w3": f"no GPU for the engine: it has L4, not apple{OR_CPU}",
             },
         ),
         (SuitsEngine(), ask(1, engine=LLAMA), {}),

@@ -38,7 +38,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 
 @given(fleets(), asks(), st.lists(asks(), max_size=2))
-@settings(max_examples=250)
+@settings(max_examples=100)
 def test_the_first_tier_that_fits_is_used(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
     feasible = feasible_tiers(ask, fleet)
     first = next((tier for tier in Tier if tier in feasible), None)
@@ -87,7 +87,7 @@ def bare_workers(draw: st.DrawFn, name: str) -> Worker:
 
 
 @given(st.tuples(*(bare_workers(f"w{number}") for number in range(3))), needs())
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_pipelines_over_gpus_of_all_sizes(listed: tuple[Worker, ...], need: object) -> None:
     fleet = Fleet(listed)
     ask = Ask(instance_id="new", need=need, several_workers=True)  # type: ignore[arg-type]

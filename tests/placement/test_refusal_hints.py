@@ -52,6 +52,11 @@ def told(asked: Ask, where: Fleet) -> list[str]:
             ],
         ),
         (
+            ask(8),
+            fleet(worker("w0"), worker("w1")),
+            ["if its engine runs without a GPU, set placement.cpu: then it would fit on w0"],
+        ),
+        (
             ask(40, 40, 40),
             fleet(worker("w0", 44), worker("w1", 80)),
             [

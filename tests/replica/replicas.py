@@ -146,15 +146,15 @@ def is_ready(running: Replica) -> bool:
     return running.fetch("GET", "/ready").status == 200
 
 
-def last_line(folder: Path, **recipe: Any) -> str:
-    """The last line of output of a replica that must fail to start."""
+def last_line(folder: Path, *, exit_code: int = os.EX_CONFIG, **recipe: Any) -> str:
+    """The last line of output of a replica that must fail to start. `exit_code`: by default, for good."""
     process = launch(folder, **recipe)
     try:
         _, output = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 1, output
+    assert process.returncode == exit_code, output
     return output.splitlines()[-1].replace(str(folder), "FOLDER")
 
 

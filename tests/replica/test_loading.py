@@ -1,5 +1,6 @@
 """Loading code by module and by file, and its errors."""
 
+import os
 from pathlib import Path
 from textwrap import dedent
 
@@ -105,19 +106,21 @@ def test_classes_of_a_script_are_sent_between_its_replicas(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "last"),
+    ("code", "last"),  # the codes after > can be loaded another time, for all that is known
     [
         ("missing.py:Model", "missing.py does not exist (looked for FOLDER/missing.py)"),
         ("script.py:Modle", 'script.py has no "Modle"; did you mean "Model"?'),
         ("script:Modle", 'script has no "Modle"; did you mean "Model"?'),
         ("script", '"script" names no code; write module:Name or path/to/file.py:Name'),
-        ("raises.py:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
-        ("raises:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
+        (">raises.py:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
+        (">raises:Model", "FOLDER/raises.py:3: ZeroDivisionError: division by zero"),
         ("syntax.py:Model", "FOLDER/syntax.py:1: SyntaxError: invalid syntax (syntax.py, line 1)"),
         ("imports.py:Model", "FOLDER/imports.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
         ("exits.py:Model", "FOLDER/exits.py:2: it called sys.exit('bye'); put that under if __name__ == '__main__'"),
-        ("init.py:Model", "FOLDER/init.py:3: KeyError: 'no', while init.py:Model was made"),
-        ("library.py:Model", "FOLDER/library.py:2: json.decoder.JSONDecodeError"),
+        (">init.py:Model", "FOLDER/init.py:3: KeyError: 'no', while init.py:Model was made"),
+        ("arguments.py:Model", "arguments.py:Model: TypeError: Model.__init__() missing 1 required positional arg"),
+        ("lazy.py:Model", "FOLDER/lazy.py:3: ModuleNotFoundError: No module named 'nowhere_to_be_found', while lazy"),
+        (">library.py:Model", "FOLDER/library.py:2: json.decoder.JSONDecodeError"),
     ],
 )  # fmt: skip
 def test_the_last_line_says_what_is_wrong(tmp_path: Path, code: str, last: str) -> None:
@@ -130,8 +133,11 @@ def test_the_last_line_says_what_is_wrong(tmp_path: Path, code: str, last: str) 
         exits="import sys\nsys.exit('bye')",
         init="class Model:\n    def __init__(self):\n        raise KeyError('no')",
         library="import json\njson.loads('{')",
+        arguments="class Model:\n    def __init__(self, a): ...",
+        lazy="class Model:\n    def __init__(self):\n        import nowhere_to_be_found",
     )
-    line = last_line(tmp_path, code=code)
+    exit_code = 1 if code.startswith(">") else os.EX_CONFIG
+    line = last_line(tmp_path, exit_code=exit_code, code=code.removeprefix(">"))
     assert line.startswith(f"the replica cannot start: {last.replace('json.decoder.', '')}")
 
 

@@ -53,8 +53,11 @@ FLEET = [
         (goes("a", "other"), 'instance "other" may not be chosen: serving another model'),
         (goes("any", "other"), None),
         (goes("tuned", "other"), None),
-        (goes("poor", "i"), 'instance "i" may not be chosen: over budget: would cost inf of 0.5 (inf: unknown)'),
-        (goes("poor", "dear"), 'instance "dear" may not be chosen: over budget: would cost 4.44 of 0.5 (inf: unknown)'),
+        (
+            goes("poor", "i"),
+            'instance "i" may not be chosen: over budget: its cost is not known, and the budget is 0.5',
+        ),
+        (goes("poor", "dear"), 'instance "dear" may not be chosen: over budget: would cost 4.44, the budget is 0.5'),
         (goes("rich", "dear"), None),
     ],
 )
@@ -134,11 +137,11 @@ def test_why_no_instance_can_take_it(instances: list[ExecutionInstance], model: 
 def test_every_instance_has_its_reason() -> None:
     unplaced = Unplaced(*failure(*FLEET, cost_budget=0.001))
     assert {name: str(why) for name, why in unplaced.reasons().items()} == {
-        "i": "over budget: would cost inf of 0.001 (inf: unknown)",
+        "i": "over budget: its cost is not known, and the budget is 0.001",
         "full": "full: 1 of 1 requests",
         "closed": "not accepting requests",
         "other": "serving another model",
-        "dear": "over budget: would cost 4.44 of 0.001 (inf: unknown)",
+        "dear": "over budget: would cost 4.44, the budget is 0.001",
     }
 
 

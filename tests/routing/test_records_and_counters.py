@@ -15,7 +15,9 @@ from pointsman.routing.records import WAITING_BOUNDS_S, Counters, Histogram, Rec
 from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingFailure, Trace
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
-GONE = Refusal(Outcome.EVICTED_TTL, Reason("late", {"text": "waited too long"}))
+LATE = Refusal(Outcome.EVICTED_TTL, Reason("late", {"text": "waited too long"}))
+BROKEN = Refusal(Outcome.EVICTED_OTHER, Reason("late", {"text": "the instance failed"}))
+GONE = Refusal(Outcome.EVICTED_CANCELLED, Reason("client-gone"))
 WHY = "fifo: least loaded of 1 (0 running)"
 SENT = SchedulingDecision("r", "i", reason=WHY)
 
@@ -34,8 +36,11 @@ def record(**facts: Any) -> Record:
         ({}, "waiting"),
         ({"made": SENT, "sent_at": 11.0}, "running"),
         ({"made": SENT, "ended_at": 12.0}, "served"),
-        ({"refusal": GONE, "ended_at": 12.0}, "refused"),
-        ({"made": SENT, "refusal": GONE, "ended_at": 12.0}, "refused"),
+        ({"made": SENT, "ended_at": 12.0, "status": 400}, "failed"),
+        ({"refusal": LATE, "ended_at": 12.0}, "refused"),
+        ({"made": SENT, "refusal": LATE, "ended_at": 12.0, "first_token_at": 11.0}, "failed"),
+        ({"refusal": BROKEN, "ended_at": 12.0}, "failed"),
+        ({"made": SENT, "refusal": GONE, "ended_at": 12.0}, "abandoned"),
         ({"failures": [("i", "reset")], "sent_at": 11.0}, "waiting"),
     ],
 )
@@ -54,6 +59,7 @@ def test_state(facts: dict[str, Any], state: str) -> None:
         ({"deadline_ms": 1000.0, "ended_at": 11.001}, False),
         ({"deadline_ms": 1000.0, "ended_at": 10.5, "refusal": GONE}, False),
         ({"deadline_ms": 0.0, "ended_at": 10.0}, True),
+        ({"deadline_ms": 1000.0, "ended_at": 10.5, "status": 400}, False),
     ],
 )
 def test_whether_the_deadline_was_met(facts: dict[str, Any], met: bool | None) -> None:
@@ -77,6 +83,7 @@ def test_as_plain_data() -> None:
         "tenant": "",
         "priority": 0,
         "state": "served",
+        "status": None,
         "strategy": "fifo",
         "instance": "i",
         "tries": 2,
@@ -100,6 +107,7 @@ def test_as_plain_data() -> None:
         "output_tokens": 7,
         "deadline_ms": 5000.0,
         "met_deadline": True,
+        "cost": None,
         "dropped": None,
         "failed_tries": [{"instance": "j", "why": "reset"}],
         "refusal": None,
@@ -123,7 +131,7 @@ def test_a_refused_request_has_a_reason_for_every_instance() -> None:
             ExecutionInstance(instance_id="other", model_name="x"),
         ]
     )
-    told, trace = record(refusal=GONE, ended_at=15.0), Trace()
+    told, trace = record(refusal=LATE, ended_at=15.0), Trace()
     scheduler: Scheduler[Endpoint] = Scheduler([Profile("p", Demands(), MaxScorePicker())])
     failure = scheduler.run(Cycle(told.request, trace=trace), fleet.roster)
     assert isinstance(failure, SchedulingFailure)
@@ -172,14 +180,15 @@ def test_the_newest_are_kept() -> None:
 
 
 def test_an_id_used_again_is_a_new_story_and_the_newest() -> None:
-    records = Records(limit=2)
+    records = Records(limit=3)
     first = records.open(RequestMetadata("a"), 0.0)
     records.open(RequestMetadata("b"), 1.0)
     again = records.open(RequestMetadata("a"), 2.0)
     assert records.get("a") is again is not first
-    assert [told.request.request_id for told in records.newest()] == ["a", "b"]
+    assert sorted(told.request_id for told in records.newest()) == ["a", "a", "b"], "both were requests"
     records.open(RequestMetadata("c"), 3.0)
-    assert records.get("b") is None, "b is the oldest now"
+    assert records.get("a") is again
+    assert len(records) == 3
 
 
 def test_nothing_is_kept_if_nothing_may_be() -> None:

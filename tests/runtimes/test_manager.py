@@ -272,7 +272,7 @@ def test_a_refused_request_names_every_instance_and_its_reason() -> None:
         "busy": "full: 1 of 1 requests",
         "closed": "not accepting requests",
         "other": "serving another model",
-        "dear": "over budget: would cost 2.83 of 0.01 (inf: unknown)",
+        "dear": "over budget: would cost 2.83, the budget is 0.01",
     }
     lines = str(record).splitlines()
     for name, why in record.reasons().items():

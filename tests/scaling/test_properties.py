@@ -71,7 +71,7 @@ def test_every_built_in_policy_is_here() -> None:
     assert SCALING_POLICIES.keys() <= BUILT_IN.keys()
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(LIMITS, TALES)
 def test_limits_hold_for_any_answers(limits: ScalingLimits, tale: Any) -> None:
     guard = Guard("chat", limits, "any")

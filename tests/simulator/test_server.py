@@ -240,7 +240,7 @@ def test_the_last_line_says_why_it_cannot_start() -> None:
     assert "there is no fault 'rust'" in last_line("simulator", "--model", "m", "--fault", '{"fault": "rust"}')
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        words = last_line("simulator", "--model", "m", "--port", port)
+        words = last_line("simulator", "--model", "m", "--port", port, exit_code=1)
     assert words.endswith(f"port {port} of 127.0.0.1 is not available: Address already in use")
 
 

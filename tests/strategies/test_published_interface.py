@@ -138,22 +138,18 @@ def test_arrival_time_is_set_when_a_request_is_made() -> None:
     assert before <= times[0] <= times[1] <= time.time()
 
 
-@pytest.mark.parametrize("given", [{}, {"arrival_time": None}])
-def test_a_dispatcher_uses_its_own_clock_for_requests_that_do_not_say_when_they_arrived(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "arrival"),
+    [({}, 7.0), ({"arrival_time": None}, 7.0), ({"arrival_time": 3.0}, 3.0), ({"arrival_time": 3}, 3.0)],
+)
+def test_a_dispatcher_uses_its_own_clock_for_requests_that_do_not_say_when_they_arrived(
+    given: dict[str, Any], arrival: float
+) -> None:
     dispatcher = Dispatcher(plan_for(FIFOPolicy()))
     dispatcher.handle(Joined(instance("i", max_concurrency=1)), 5.0)
     commands = dispatcher.handle(Arrived((request(1, **given), request(2, **given))), 7.0)
-    assert [one.request.arrival_time for one in commands if isinstance(one, Send)] == [7.0]
-    assert [one.arrival_time for one in dispatcher.waiting()] == [7.0]
-
-
-@pytest.mark.parametrize("arrival", [3.0, 3])
-def test_a_time_that_a_request_gives_is_kept(arrival: float) -> None:
-    dispatcher = Dispatcher(plan_for(FIFOPolicy()))
-    dispatcher.handle(Joined(instance("i")), 5.0)
-    [sent] = dispatcher.handle(Arrived((request(1, arrival_time=arrival),)), 7.0)
-    assert isinstance(sent, Send)
-    assert sent.request.arrival_time == 3
+    assert [one.request.arrival_time for one in commands if isinstance(one, Send)] == [arrival]
+    assert [one.arrival_time for one in dispatcher.waiting()] == [arrival]
 
 
 @pytest.mark.parametrize(("number", "name"), [(2, "CRITICAL"), (-1, "LOW"), (7, "7"), (-40, "-40")])

@@ -23,7 +23,7 @@ from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.response_sink import Context, GrpcSink, NotAnswered, refuse
 from pointsman.gateway.openai import BadRequest
-from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.pipelines.applications import Applications, refused
 from pointsman.gateway.pipelines.prepared import PreparedApplication
 from pointsman.gateway.pipelines.request import RequestContext
 from pointsman.gateway.pipelines.results import JSON, WHOLE
@@ -136,7 +136,8 @@ class Health(HealthServicer):
     async def Check(self, request: HealthCheckRequest, context: HealthContext) -> HealthCheckResponse:  # noqa: N802
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            what = f'there is no service or application "{shown(request.service)}"'
+            known = did_you_mean(request.service, [SERVICE, *self._applications.names])
+            what = f'there is no service or application "{shown(request.service)}"{known}'
             await context.abort(grpc.StatusCode.NOT_FOUND, what)
         return HealthCheckResponse(status=status)
 
@@ -243,7 +244,8 @@ class PredictService:
         if len(message.application) > MAX_NAME:
             found = f"{len(message.application)} characters"
             raise NotAnswered(400, f"application: expected at most {MAX_NAME} characters, found {found}")
-        http = _as_http(message, context)
+        http, tenant = _as_http(message, context), None
+        given = http.headers.get(b"x-request-id")
         try:
             tenant = self._gateway.admission.tenant_of(http)
             admitted = applications.admitted(message.application, http, tenant)
@@ -251,20 +253,21 @@ class PredictService:
             application = self._application(message.application)
             http.body = _input(message)
             applications.begin(application, _within(admitted, context.time_remaining()), call.sink, http)
-        except NotAdmitted as error:
-            raise NotAnswered(error.status, str(error), error.retry_after_s) from None
-        except BadRequest as error:
-            raise NotAnswered(400, str(error)) from None
-        except BadInput as error:
-            raise NotAnswered(422, str(error)) from None
+        except (NotAdmitted, BadRequest, BadInput) as error:
+            if given is not None:
+                http.headers[b"x-request-id"] = given
+            turned_away, history = refused(error), self._gateway.history
+            call.request_id = history.note_refused(http, turned_away, tenant, message.application, call.request_id)
+            raise NotAnswered(turned_away.status, str(turned_away), turned_away.retry_after_s) from None
 
     def _application(self, name: str) -> PreparedApplication:
         if self._gateway.draining:
-            raise NotAnswered(503, "the gateway is shutting down", 1)
+            raise NotAdmitted(503, "the gateway is shutting down; send the request to another one", "shutting_down", 1)
         application = self._applications.get(name)
         if application is None:
             known = did_you_mean(name, self._applications.names)
-            raise NotAnswered(404 if name else 400, f'there is no application "{shown(name)}"{known}')
+            why = f'there is no application "{shown(name)}"{known}' if name else f"name an application{known}"
+            raise NotAdmitted(404 if name else 400, why, "application_not_found" if name else "application_missing")
         return application
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pointsman.config.plan import ApplicationPlan
-from pointsman.errors import PointsmanError, shown
+from pointsman.errors import PointsmanError, did_you_mean, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import READ, WRITE, GatewayPage
@@ -214,15 +214,15 @@ class Applications:
 
     def _page(self, application: PreparedApplication) -> GatewayPage:
         def page(client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
+            given = http.headers.get(b"x-request-id")
             try:
                 context = self.admitted(application.name, http, tenant)
                 self.begin(application, context, HttpSink(client, http, context.request_id), http)
-            except NotAdmitted as error:
-                client.refuse(error)
-            except BadRequest as error:
-                client.error(400, str(error), "invalid_body")
-            except BadInput as error:
-                client.answer(422, _field_error(error))
+            except (NotAdmitted, BadRequest, BadInput) as error:
+                if given is not None:
+                    http.headers[b"x-request-id"] = given
+                body = _field_error(error) if isinstance(error, BadInput) else None
+                self._gateway.history.turn_away(client, http, refused(error), tenant, application.name, body=body)
 
         return GatewayPage(page, self._gateway.admission.tenant_of, WRITE)
 
@@ -290,6 +290,7 @@ class Applications:
         if request.caller is not None:
             return
         record = request.journal.record
+        self._gateway.history.fresh.append(record)
         if self._export is not None:
             self._export(record, request.context.traceparent)
         counts = self._gateway.metrics.of(record.application)
@@ -327,8 +328,12 @@ class ReplicaCalls:
             return
         application = self._applications.get(head.app)
         if application is None or not any(node.name == head.node for node in application.plan.graph.nodes):
-            where = f'application "{shown(head.app)}"'
-            client.error(404, f'there is no node "{shown(head.node)}" in {where}', "not_found")
+            why = f'there is no application "{shown(head.app)}"{did_you_mean(head.app, self._applications.names)}'
+            if application is not None:
+                nodes = [node.name for node in application.plan.graph.nodes]
+                near = did_you_mean(head.node, nodes)
+                why = f'there is no node "{shown(head.node)}" in application "{shown(head.app)}"{near}'
+            client.error(404, why, "not_found")
             return
         step = f"{head.request_id}.{head.step}"
         caller, now = self._applications.by_step.get(step), time.monotonic()
@@ -368,6 +373,14 @@ def _deadline(settings: Extension, now: float) -> float | None:
     limits = [settings.deadline_ms / 1000] if settings.deadline_ms is not None else []
     limits += [settings.timeout_s] if settings.timeout_s is not None else []
     return now + min(limits) if limits else None
+
+
+def refused(error: NotAdmitted | BadRequest | BadInput) -> NotAdmitted:
+    """How a request is answered that is not begun."""
+    if isinstance(error, NotAdmitted):
+        return error
+    status, code = (422, "bad_input") if isinstance(error, BadInput) else (400, "invalid_body")
+    return NotAdmitted(status, str(error), code)
 
 
 def _field_error(error: PointsmanError) -> bytes:

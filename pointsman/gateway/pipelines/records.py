@@ -67,6 +67,23 @@ class PipelineRecord(msgspec.Struct, eq=False):
     def took_ms(self) -> float | None:
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
+    def summary(self) -> dict[str, Any]:
+        """As that of a request to a model."""
+        instances = {step.instance for step in self.steps if step.instance}
+        return {
+            "request_id": self.request_id,
+            "model": self.application,
+            "tenant": self.tenant,
+            "priority": self.priority,
+            "state": self.state,
+            "status": self.status,
+            "instance": instances.pop() if len(instances) == 1 else "",
+            "tries": max((step.tries for step in self.steps), default=0),
+            "total_ms": None if self.took_ms is None else round(self.took_ms, 3),
+            "deadline_ms": self.deadline_ms,
+            "cost": None,
+        }
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "request_id": self.request_id,

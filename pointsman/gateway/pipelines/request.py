@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pointsman.errors import did_you_mean
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
 from pointsman.gateway.pipelines.records import PipelineRecord, StepJournal
 from pointsman.gateway.pipelines.results import BLOB, IN_PIECES, PIECES, ResponseSink, Results
 from pointsman.gateway.pipelines.step_call import ModelCall, NotPlain, StepCall, StepFailure
+from pointsman.gateway.upstream import note_cost
 from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Run
@@ -118,7 +120,9 @@ class StepCalls:
         traffic = self._gateway.traffic
         lane = traffic.by_model.get(deployment) if model is not None else traffic.lanes.get(deployment)
         if lane is None:
-            what = f'there is no model "{deployment}"' if model is not None else f'deployment "{deployment}" is gone'
+            what = f'deployment "{deployment}" is gone'
+            if model is not None:
+                what = f'there is no model "{deployment}"{did_you_mean(deployment, traffic.by_model)}'
             self._request.step_failed(index, StepFailure(503, what, "not_served", retry_after_s=1))
             return
         context = self._request.context
@@ -204,6 +208,8 @@ class StepCalls:
             self._home.by_step.pop(call.request.request_id, None)
         if model is not None and model.charge is not None:
             model.charge.close()
+            if call is not None:
+                note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
         """Give all calls up; their steps."""
@@ -215,6 +221,7 @@ class StepCalls:
                 if call.instance_id:
                     model.charge.grown(model.events.events, time.monotonic())
                 model.charge.close()
+                note_cost(call, model.charge)
             call.abandon()
         return list(calls)
 

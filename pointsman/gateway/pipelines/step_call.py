@@ -22,7 +22,7 @@ from pointsman.gateway.openai import (
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.tenants import Charge
-from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage
+from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage, note_answer
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.graph import filled
@@ -129,6 +129,7 @@ class StepCall(InFlight, eq=False):
     def refuse(self, refusal: Refusal) -> None:
         self._leave()
         status, retry_after_s, kept = self._count_refused(refusal)
+        note_answer(self, status, None)
         failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
         if kept is not None and status not in NOT_BEGUN:
             failure = failure_of(status, kept.body)
@@ -217,7 +218,7 @@ class StepCall(InFlight, eq=False):
     def _ended(self, status: int) -> None:
         now = time.monotonic()
         self.upstream.in_flight.pop(self.request.request_id, None)
-        self.lane.tell(Ended(self.request.request_id))
+        self.lane.tell(Ended(self.request.request_id, status=status))
         self._judge(status)
         self.counts.statuses[status] += 1
         self.counts.total.add(now - (self.request.arrival_time or now))

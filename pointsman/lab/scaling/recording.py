@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pointsman.errors import PointsmanError, UnknownName
+from pointsman.errors import PointsmanError, UnknownName, UnusableFile
 from pointsman.parameters import duration_text
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import Rate
@@ -132,10 +132,8 @@ def load_of_file(file: Path, name: str | None = None, bin_s: float | None = None
                 series = arrivals_of(name or file.stem, lines, DEFAULT_BIN_S if bin_s is None else bin_s, name)
             else:
                 series = chosen(rates_of(lines, file.stem), name)
-    except OSError as error:
-        raise PointsmanError(f"cannot read {file}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise PointsmanError(f"{file}: this is not UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableFile(file, error) from error
     except (UnreadableLoad, UnknownName) as error:
         raise PointsmanError(f"{file}: {error}") from None
     return RecordedLoad(series=series)
@@ -242,6 +240,8 @@ def chosen(series: Sequence[Series], name: str | None) -> Series:
 def _column(header: Sequence[str], names: Sequence[str], what: str) -> str:
     found = [column for name in names for column in header if column.strip().lower() == name]
     if not found:
+        if any("\0" in column for column in header):
+            raise UnreadableLoad("it is a binary file, not text")
         there = ", ".join(column.strip() for column in header) or "nothing"
         raise UnreadableLoad(f"there is no column of {what}; call it {' or '.join(names)}; the header has {there}")
     return found[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, why_unusable
 from pointsman.placement.asks import Need
 from pointsman.placement.estimate.architecture import Architecture, Model
 from pointsman.placement.estimate.gguf import gguf_model
@@ -157,6 +157,12 @@ def estimate(
 
 def read_model(path: Path) -> Model:
     """A model from a GGUF file or a Hugging Face folder."""
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise UnreadableModel(path, why=why_unusable(path, error)) from None
+    if not is_there:
+        raise UnreadableModel(path, why=_why_missing(path))
     if path.is_dir():
         if (path / CONFIG).exists():
             return hugging_face_model(path)
@@ -170,6 +176,12 @@ def read_model(path: Path) -> Model:
     if path.suffix == ".safetensors" or path.name == CONFIG:
         return hugging_face_model(path.parent)
     return gguf_model(path)
+
+
+def _why_missing(path: Path) -> str:
+    if path.suffix or path.is_absolute() or len(path.parts) != 2:
+        return f"there is no such {'file' if path.suffix else 'file or folder'}"
+    return "there is no such folder; if this is the name of a model on a hub, download it, and give its folder"
 
 
 # Whether an estimate fits on a GPU model, on how many, and how far context and concurrency can grow there

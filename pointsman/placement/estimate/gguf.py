@@ -11,6 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pointsman.errors import shown_bytes
+from pointsman.parameters import quoted
 from pointsman.placement.estimate.architecture import MAX_LAYERS, Architecture, Model, ModelWeights, Tensor
 from pointsman.placement.estimate.reading import Fields, Source, UnreadableModel
 
@@ -104,7 +106,9 @@ def _read_one(path: Path) -> GgufFile:
     with Source(path) as source:
         magic = source.take(4, "the mark GGUF") if source.size >= 4 else b""
         if magic != MAGIC:
-            source.fail("GGUF weights", f"a file that begins with {magic!r}" if magic else "fewer than 4 bytes")
+            source.fail(
+                "GGUF weights", f"a file that begins with {shown_bytes(magic)}" if magic else "fewer than 4 bytes"
+            )
         version = _number(source, "<I", "the version")
         if version not in (2, 3):
             big = struct.unpack(">I", struct.pack("<I", version))[0]
@@ -119,7 +123,7 @@ def _read_one(path: Path) -> GgufFile:
             metadata[key] = _value(source, _number(source, "<I", "the type of an entry"))
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or isinstance(alignment, bool) or not 0 < alignment <= 1 << 30:
-            source.fail("a number from 1 on as general.alignment", repr(alignment)[:80])
+            source.fail("a number from 1 on as general.alignment", quoted(alignment, 80))
         rows = [_row(source) for _ in range(tensor_count)]
         start = -(-source.position // alignment) * alignment
         tensors = tuple(_checked(source, rows, start))

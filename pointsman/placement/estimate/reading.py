@@ -6,18 +6,20 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pointsman.errors import PointsmanError
+from pointsman.errors import PointsmanError, why_unusable
+from pointsman.parameters import quoted
 
 MAX_JSON_BYTES = 128 << 20
 """The safetensors format itself allows 100 MB."""
 
 
 class UnreadableModel(PointsmanError):
-    """A file of a model is not as expected; names the file, what was expected and what was found."""
+    """A file of a model is not as expected; names the file, what was expected and what was found, or why it cannot be
+    read at all."""
 
-    def __init__(self, path: Path, expected: str, found: str) -> None:
+    def __init__(self, path: Path, expected: str = "", found: str = "", *, why: str = "") -> None:
         self.path, self.expected, self.found = path, expected, found
-        super().__init__(f"{path} cannot be read as a model: expected {expected}, found {found}")
+        super().__init__(f"{path} cannot be read as a model: {why or f'expected {expected}, found {found}'}")
 
 
 class Source:
@@ -31,7 +33,7 @@ class Source:
             self.size = path.stat().st_size
             self._file = path.open("rb")
         except OSError as error:
-            raise UnreadableModel(path, "a file", error.strerror or str(error)) from None
+            raise UnreadableModel(path, why=why_unusable(path, error)) from None
 
     def __enter__(self) -> "Source":
         return self
@@ -52,7 +54,7 @@ class Source:
         try:
             data = self._file.read(count)
         except OSError as error:
-            raise UnreadableModel(self.path, what, error.strerror or str(error)) from None
+            raise UnreadableModel(self.path, why=why_unusable(self.path, error)) from None
         if len(data) < count:
             self.fail(f"{count:,} bytes of {what}", f"the end of the file after {len(data):,}")
         return data
@@ -84,7 +86,7 @@ def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableModel(path, "a JSON object", str(error)[:120]) from None
     if not isinstance(found, dict):
-        raise UnreadableModel(path, "a JSON object", f"a {type(found).__name__}")
+        raise UnreadableModel(path, "a JSON object", quoted(found))
     return found
 
 
@@ -129,5 +131,5 @@ class Fields:
         return [int(one) for one in value]
 
     def _fail(self, name: str, expected: str, found: object) -> NoReturn:
-        shown = repr(found) if found != "nothing" else "nothing"
-        raise UnreadableModel(self.path, f"{expected} as {self._prefix}{name}", shown[:80])
+        shown = quoted(found, 80) if found != "nothing" else "nothing"
+        raise UnreadableModel(self.path, f"{expected} as {self._prefix}{name}", shown)

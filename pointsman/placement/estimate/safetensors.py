@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pointsman.parameters import quoted
 from pointsman.placement.estimate.architecture import MAX_LAYERS, tensor_layer
 from pointsman.placement.estimate.gguf import read_gguf
 from pointsman.placement.estimate.reading import MAX_JSON_BYTES, Fields, Source, UnreadableModel, json_object
@@ -47,7 +48,7 @@ def _stored(path: Path, name: str, entry: Any, data_bytes: int) -> Stored:
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), _wholes(fields.get("shape")), _wholes(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
-        raise UnreadableModel(path, f"dtype, shape and data_offsets of {what}", repr(entry)[:120])
+        raise UnreadableModel(path, f"dtype, shape and data_offsets of {what}", quoted(entry, 120))
     start, end = offsets
     stored = Stored(name, dtype, tuple(shape), end - start)
     bits = DTYPE_BITS.get(dtype)
@@ -77,7 +78,7 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         names = json_object(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise UnreadableModel(index, "weight_map, a file for each tensor", repr(names)[:80])
+            raise UnreadableModel(index, "weight_map, a file for each tensor", quoted(names, 80))
         files = [folder / name for name in sorted(set(names.values()))]
         for file in files:
             if file.parent != folder or not file.exists():
@@ -114,10 +115,12 @@ def read_adapter(path: Path) -> Adapter:
     if path.suffix == ".gguf":
         file = read_gguf(path)
         if file.metadata.get("general.type") != "adapter":
-            raise UnreadableModel(path, "an adapter", f"general.type {file.metadata.get('general.type')!r}"[:120])
+            raise UnreadableModel(path, "an adapter", f"general.type {quoted(file.metadata.get('general.type'))}")
         sizes = [(tensor.name, tensor.bytes) for tensor in file.tensors]
         rank = max((min(tensor.shape) for tensor in file.tensors if len(tensor.shape) == 2), default=0)
         return _adapter(path.stem, rank, sizes)
+    if not path.exists():
+        raise UnreadableModel(path, why="there is no such file or folder")
     if not path.is_dir():
         raise UnreadableModel(path, f"an adapter: a folder with {CONFIG} and {WEIGHTS}, or a GGUF file", "neither")
     rank = Fields(path / CONFIG, json_object(path / CONFIG)).needed("r")

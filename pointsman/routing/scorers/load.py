@@ -4,6 +4,7 @@ from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
 from pointsman.selection import Column
 from pointsman.selection.columns import (
+    array,
     best_over,
     clipped,
     falling,
@@ -13,7 +14,6 @@ from pointsman.selection.columns import (
     placed,
     plus,
     take,
-    times,
     where_above,
 )
 
@@ -122,11 +122,15 @@ class PendingWorkScorer:
         self._own, self._base = own_weight, base_requests
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
-        pending, own = candidates.column(IN_FLIGHT_TOKENS), cycle.get(UNCACHED_REQUEST_TOKENS)
-        if own is None:
-            tokens = linear(pending, 1.0, self._own * cycle.request.input_tokens + 1.0)
+        pending, load = candidates.column(IN_FLIGHT_TOKENS), candidates.column(LOAD)
+        found, weight, base = cycle.get(UNCACHED_REQUEST_TOKENS), self._own, self._base
+        own = filled(cycle.request.input_tokens, pending) if found is None else candidates.cut(found)
+        if isinstance(pending, list):
+            work: Column = [
+                (weight * mine + theirs + 1.0) * (requests + base)
+                for mine, theirs, requests in zip(own, pending, load, strict=True)
+            ]
         else:
-            tokens = plus(linear(candidates.cut(own), self._own, 1.0), pending)
-        work = times(tokens, linear(candidates.column(LOAD), 1.0, self._base))
+            work = (weight * array(own) + pending + 1.0) * (array(load) + base)
         scores = best_over(work)
         return work if scores is None else scores  # None: there are no candidates

@@ -22,10 +22,12 @@ import msgspec
 
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
+from pointsman.engines import ProcessEnd
 from pointsman.errors import PointsmanError, shown
 from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.asks import Place
-from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder, Tell, Timer
+from pointsman.reasons import Reason
+from pointsman.runtimes.interface import BackgroundTasks, CannotStart, ProcessOrder, Tell, Timer
 from pointsman.runtimes.local import supervisor_link
 from pointsman.runtimes.local.store import FILE, MOVE_AWAY, SqliteProcesses, StoredProcess
 from pointsman.runtimes.local.supervisor_link import (
@@ -47,13 +49,15 @@ OURS = "[pointsman] "
 PIECE = 64 * 1024
 MAX_REASON = 300
 """Characters of a last line that is quoted."""
+MAX_LINES = 2000
+"""Lines of a process that has not started that its adapter looks at: the usage of a server may be long."""
 MAX_LOGS = 100
 """Of instances that are gone; older ones are removed."""
 
 
 def log_file(state: Path, instance_id: str) -> Path:
     if "/" in instance_id or "\0" in instance_id or instance_id.startswith("."):
-        raise PointsmanError(f"{shown(instance_id)!r} is not the name of an instance")
+        raise PointsmanError(f'"{shown(instance_id)}" is not the name of an instance')
     return state / FOLDER / f"{instance_id}.log"
 
 
@@ -66,16 +70,24 @@ def tail(file: Path, lines: int) -> str:
     return "".join(f"{line}\n" for line in text)
 
 
-def last_line(file: Path) -> str:
-    """The last line that a process wrote since it was last started; empty if it wrote none."""
-    for line in reversed(_end_of(file, 50)):
+def written(file: Path, lines: int = 1, among: int = 50) -> list[str]:
+    """The last lines that a process wrote since it was last started, without empty ones."""
+    found: list[str] = []
+    for line in reversed(_end_of(file, among)):
         if line.startswith(OURS):
             if " started as process " in line:
-                return ""
+                break
         elif line.strip():
             text = line.strip()
-            return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
-    return ""
+            found.append(text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}...")
+            if len(found) == lines:
+                break
+    return found[::-1]
+
+
+def last_line(file: Path) -> str:
+    """The last line that a process wrote since it was last started; empty if it wrote none."""
+    return next(iter(written(file)), "")
 
 
 def prune(state: Path, known: Container[str]) -> None:
@@ -115,6 +127,10 @@ RETRY_S = 1.0
 """After a supervisor could not be started."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
 """What the plane or the supervisor is short of when a process cannot be started, by error."""
+UNRUNNABLE = frozenset({
+    errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
+})  # fmt: skip
+"""Errors of programs that can never be run as they are."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 """Signals from outside: the last line of the log does not explain them."""
@@ -192,6 +208,55 @@ class ProcessTable:
         return self._known.pop(instance_id, None)
 
 
+class Orders:
+    """The orders of processes that this plane has started or is about to: they know whether another try may help."""
+
+    def __init__(self, state: Path, tasks: BackgroundTasks) -> None:
+        self._state, self._tasks = state, tasks
+        self.given: dict[str, tuple[ProcessOrder, str, int]] = {}
+        """With program and port."""
+
+    def folder(self, order: ProcessOrder) -> str:
+        """Where its process runs: in the folder of the manifest, if this machine has it."""
+        return order.folder if Path(order.folder).is_dir() else str(self._state)
+
+    def problems(self) -> list[str]:
+        """Of instances that do not run in the folder of their manifest."""
+        folders = {order.folder: (name, self.folder(order)) for name, (order, _, _) in self.given.items()}
+        astray = {folder: there for folder, there in folders.items() if folder != there[1]}
+        facts = [{"folder": folder, "instance": name, "used": used} for folder, (name, used) in astray.items()]
+        return [str(Reason("no-folder", one)) for one in facts]
+
+    def unrunnable(self, report: supervisor_link.ProcessFailed) -> Reason | None:
+        """Why a program can never be run; None if it may be."""
+        if report.id not in self.given or report.errno not in UNRUNNABLE:
+            return None
+        order, program, _ = self.given[report.id]
+        folder = self.folder(order)
+        folder = "" if folder == order.folder else f"{folder}, as there is no {order.folder}"
+        facts = {"program": program, "why": os.strerror(report.errno), "folder": folder, "remedy": order.remedy}
+        return Reason("no-program", facts)
+
+    def why_final(self, report: supervisor_link.ProcessExited, log: Path) -> Reason | None:
+        """Why no further start can succeed after this end; None if one may."""
+        if report.id not in self.given or not report.code:
+            return None
+        order, _, port = self.given[report.id]
+        try:
+            return order.why_final(ProcessEnd(report.code, written(log, MAX_LINES, MAX_LINES), _is_free(port)))
+        except Exception as error:  # an adapter of the user's own
+            self._tasks.failed("engine adapters", error)
+            return None
+
+
+def _is_free(port: int) -> bool:
+    with suppress(OSError), socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.bind((HOST, port))
+        return True
+    return False
+
+
 class Processes:
     def __init__(
         self, state: Path, store: SqliteProcesses, tell: Tell, tasks: BackgroundTasks, *, orphan_grace_s: float
@@ -215,6 +280,7 @@ class Processes:
         self._signals: dict[str, signal.Signals] = {}
         """The last signal of each process, while there is no supervisor to pass it on."""
         self._replacing: Timer | None = None
+        self.orders = Orders(state, tasks)
 
     async def open(self) -> list[Adopted]:
         """Find or start the supervisor. Returns what still runs from an earlier plane."""
@@ -238,6 +304,10 @@ class Processes:
         try:
             port = self.table.ports.take(name)
             launch = order.launch(HOST, port)
+        except CannotStart as error:
+            self.table.ports.release(name)
+            self._tell(LaunchFailed(name, str(error), final=error.reason))
+            return
         except Exception as error:  # an adapter of the user's own; or no port is left
             self.table.ports.release(name)
             self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}", local_cause(error, UNSTARTED)))
@@ -247,8 +317,9 @@ class Processes:
         note = msgspec.json.encode(process).decode()
         # Before it is started: a plane that is killed in between leaves no process that the store does not know.
         self.table.add(process)
+        self.orders.given[name] = order, launch.argv[0], port
         env = _environment(os.environ, launch.env) | {MARK: name}
-        folder = order.folder if Path(order.folder).is_dir() else str(self._state)
+        folder = self.orders.folder(order)
         log = log_file(self._state, name)
         self._held[name] = lambda supervisor: supervisor.start(name, launch.argv, env, folder, log, note)
         self._start_held()
@@ -357,20 +428,23 @@ class Processes:
                 if known is not None:
                     self._tell(Launched(known.id, str(report.pid), known.host, known.port))
             case supervisor_link.ProcessFailed():
-                self._ended(report.id, report.why, UNSTARTED.get(report.errno, ""))
+                self._ended(report.id, report.why, UNSTARTED.get(report.errno, ""), self.orders.unrunnable(report))
             case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:
                 del self._strangers[report.id]
                 self._start_held()
             case supervisor_link.ProcessExited():
-                self._ended(report.id, _exit_reason(report, log_file(self._state, report.id)))
+                log = log_file(self._state, report.id)
+                self._ended(report.id, _exit_reason(report, log), final=self.orders.why_final(report, log))
             case supervisor_link.Confused():
                 self.problem = f"the plane and its supervisor did not understand each other: {report.why}"
 
-    def _ended(self, instance_id: str, why: str, local: str = "") -> None:
+    def _ended(self, instance_id: str, why: str, local: str = "", final: Reason | None = None) -> None:
         known = self.table.remove(instance_id)
         self._signals.pop(instance_id, None)
+        self.orders.given.pop(instance_id, None)
         if known is not None:
-            self._tell(LaunchFailed(instance_id, why, local) if known.pid is None else Exited(instance_id, why))
+            failed = LaunchFailed(instance_id, why, local, final)
+            self._tell(failed if known.pid is None else Exited(instance_id, why, final))
 
 
 def _adopted(process: StoredProcess) -> Adopted:

@@ -287,7 +287,8 @@ class LocalRuntime:
     def problems(self) -> list[str]:
         if self._tell is None:
             return []
-        return [*self.probes.problems(), *filter(None, [self._blind, self._processes.problem, self._store.problem])]
+        own = [*self.probes.problems(), *self._processes.orders.problems()]
+        return [*own, *filter(None, [self._blind, self._processes.problem, self._store.problem])]
 
     def unsaved(self) -> Unsaved:
         return Unsaved(len(self._store.behind), self._store.behind.failures)

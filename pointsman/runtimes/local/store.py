@@ -21,21 +21,27 @@ import msgspec
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError, command
+from pointsman.runtimes.stores import StoredManifest
 
 LOCK_FILE = "lock"
 FILE = "pointsman.sqlite"
-VERSION = 6
+VERSION = 7
 """Of the schema."""
 MAX_SCALING_RECORDS = 200
 """Of each deployment; older ones are dropped."""
 MAX_VERSIONS = 100
-"""Of each application; older ones are dropped."""
+"""Of the manifest, and of each application; older ones are dropped."""
 BUSY_MS = 100
 """How long a document waits for another program that has locked the file. Everything else does not wait."""
 SCHEMA = f"""
 begin;
-create table manifests (generation integer primary key, text text, folder text, file text, at real);
-create table applications (id integer primary key, name text, text text, folder text, file text, at real);
+create table manifests (
+    generation integer primary key, text text, folder text, file text, code text, at real, summary text,
+    restores integer
+);
+create table applications (
+    id integer primary key, name text, text text, folder text, file text, code text, at real
+);
 create table instances (
     id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text
 ) without rowid;
@@ -249,7 +255,7 @@ class SqliteDocuments:
     def check(self) -> None:
         """Read what is there. Raises `sqlite3.Error`."""
         for table in ("manifests", "applications"):
-            self._db.execute(f"select text, folder, file from {table} limit 1").fetchall()
+            self._db.execute(f"select {DOCUMENT} from {table} limit 1").fetchall()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -268,31 +274,39 @@ class SqliteDocuments:
             self._db.execute("pragma busy_timeout = 0")
 
     def manifest(self) -> tuple[int, ManifestText] | None:
-        rows = self._read("select generation, text, folder, file from manifests order by generation desc limit 1")
+        rows = self._read(f"select generation, {DOCUMENT} from manifests order by generation desc limit 1")
         return (rows[0][0], _document(rows[0][1:])) if rows else None
 
-    def save_manifest(self, manifest: ManifestText, at: float) -> int:
-        values = (manifest.text, manifest.folder, manifest.file, at)
-        row = self._db.execute("insert into manifests (text, folder, file, at) values (?, ?, ?, ?)", values).lastrowid
+    def save_manifest(self, manifest: ManifestText, at: float, summary: str = "", restores: int | None = None) -> int:
+        row = self._db.execute(
+            f"insert into manifests ({DOCUMENT}, at, summary, restores) values (?, ?, ?, ?, ?, ?, ?)",
+            (*_values(manifest), at, summary, restores),
+        ).lastrowid
+        oldest = "select generation from manifests order by generation desc limit 1 offset ?"
+        self._db.execute(f"delete from manifests where generation <= ({oldest})", (MAX_VERSIONS,))
         return row or 0
+
+    def manifests(self) -> list[StoredManifest]:
+        rows = self._read(
+            f"select generation, at, summary, restores, {DOCUMENT} from manifests order by generation desc"
+        )
+        return [StoredManifest(row[0], row[1], row[2], row[3], _document(row[4:])) for row in rows]
 
     def applications(self) -> dict[str, ManifestText]:
         rows = self._read(
-            "select name, text, folder, file from applications where id in (select max(id) from applications group by"
+            f"select name, {DOCUMENT} from applications where id in (select max(id) from applications group by"
             " name) order by (select min(id) from applications as first where first.name = applications.name)"
         )
         return {row[0]: _document(row[1:]) for row in rows}
 
     def application_before(self, name: str) -> ManifestText | None:
-        rows = self._read(
-            "select text, folder, file from applications where name = ? order by id desc limit 1 offset 1", name
-        )
+        rows = self._read(f"select {DOCUMENT} from applications where name = ? order by id desc limit 1 offset 1", name)
         return _document(rows[0]) if rows else None
 
     def save_application(self, name: str, document: ManifestText, at: float) -> None:
         self._db.execute(
-            "insert into applications (name, text, folder, file, at) values (?, ?, ?, ?, ?)",
-            (name, document.text, document.folder, document.file, at),
+            f"insert into applications (name, {DOCUMENT}, at) values (?, ?, ?, ?, ?, ?)",
+            (name, *_values(document), at),
         )
         self._db.execute(
             "delete from applications where name = ? and id not in"
@@ -314,8 +328,16 @@ class SqliteDocuments:
             raise NotStored(f"{self._path} cannot be read ({error}); {_advice(error, self._path)}") from error
 
 
+DOCUMENT = ", ".join(ManifestText.__struct_fields__)
+"""The columns of a document."""
+
+
 def _document(row: tuple[Any, ...]) -> ManifestText:
-    return msgspec.convert(dict(zip(("text", "folder", "file"), row, strict=True)), ManifestText)
+    return msgspec.convert(dict(zip(ManifestText.__struct_fields__, row, strict=True)), ManifestText)
+
+
+def _values(document: ManifestText) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(document)
 
 
 class SqliteTargets:

@@ -5,7 +5,7 @@ package: standard library only, one thread, no decisions. Enters: JSON lines ove
 time. Leaves: JSON lines about processes. The one rule: no engine outlives the supervisor, and no message from a plane
 ends the supervisor.
 
-    asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log}  signal{id, number}  list{}  end{}
+    asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log, shown}  signal{id, number}  list{}  end{}
     says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why, errno}
             exited{id, pid, code | signal}  confused{why}
 
@@ -124,7 +124,7 @@ class Children:
             os.close(write)
         note = str(message.get("note", ""))
         child = self.by_name[name] = Child(name, note, process, read, log)  # from here on its end is noticed
-        log.note(f"started as process {child.pid}: {' '.join(argv)}")
+        log.note(f"started as process {child.pid}: {message.get('shown', argv[0])}")
         os.set_blocking(read, False)
         self._selector.register(read, selectors.EVENT_READ, lambda _: self._copy_output(child))
         return child
@@ -352,7 +352,7 @@ class Supervisor:
             message = json.loads(line)
             self._asks[message["ask"]](message)
         except Exception as error:  # no message may end the supervisor
-            self._plane.say({"say": "confused", "why": f"{type(error).__name__}: {error}: {line[:200]!r}"})
+            self._plane.say({"say": "confused", "why": f"{type(error).__name__}: {error}"})
 
     def _hello(self, message: dict[str, Any]) -> None:
         grace_s, stop_grace_s = float(message["grace_s"]), float(message["stop_grace_s"])

@@ -19,6 +19,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
+from pointsman.parameters import words_without_secrets
 from pointsman.runtimes.local import supervisor
 from pointsman.runtimes.local.supervisor import born
 
@@ -213,7 +214,8 @@ class SupervisorLink(asyncio.Protocol):
         self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path, note: str = ""
     ) -> None:
         """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`."""
-        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), note=note)
+        shown = " ".join(words_without_secrets(argv))
+        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), note=note, shown=shown)
 
     def signal(self, name: str, number: int) -> None:
         """Signal the whole process group of an instance."""

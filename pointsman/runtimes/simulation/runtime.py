@@ -23,6 +23,7 @@ from pointsman.runtimes.simulation.processes import (
     VirtualClock,
     VirtualTimer,
 )
+from pointsman.runtimes.stores import StoredManifest
 from pointsman.simulator.performance import Pace
 from pointsman.types import Worker
 
@@ -33,18 +34,21 @@ class MemoryDocuments:
     """`DocumentStore` of the interface."""
 
     def __init__(self) -> None:
-        self._manifests: list[ManifestText] = []
+        self._manifests: list[StoredManifest] = []
         self._versions: dict[str, list[ManifestText]] = {}
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def manifest(self) -> tuple[int, ManifestText] | None:
-        return (len(self._manifests), self._manifests[-1]) if self._manifests else None
+        return (len(self._manifests), self._manifests[-1].document) if self._manifests else None
 
-    def save_manifest(self, manifest: ManifestText, at: float) -> int:
-        self._manifests.append(manifest)
+    def save_manifest(self, manifest: ManifestText, at: float, summary: str = "", restores: int | None = None) -> int:
+        self._manifests.append(StoredManifest(len(self._manifests) + 1, at, summary, restores, manifest))
         return len(self._manifests)
+
+    def manifests(self) -> list[StoredManifest]:
+        return self._manifests[::-1]
 
     def applications(self) -> dict[str, ManifestText]:
         return {name: versions[-1] for name, versions in self._versions.items()}

@@ -150,6 +150,28 @@ def test_keys_and_limits_apply_as_over_http(grpc_bed: GrpcBed) -> None:
         assert grpc_bed.gateway.metrics.limited["t"] == 1
 
 
+def test_calls_that_are_refused_are_recorded_as_over_http(grpc_bed: GrpcBed) -> None:
+    history = grpc_bed.gateway.history
+    keys, tenants = [KeySpec(sha256=hashed("k"), tenant="u")], [TenantSpec(name="u", requests_per_minute=2)]
+    with grpc_bed.settings(keys=keys, tenants=tenants):
+        refusals = [
+            grpc_bed.refusal("echo", None, {"x-request-id": "stranger"}),
+            grpc_bed.refusal("ecco", None, {"authorization": "Bearer k", "x-request-id": "unknown"}),
+            grpc_bed.refusal("pair", "not an object", {"authorization": "Bearer k", "x-request-id": "input"}),
+            grpc_bed.refusal("echo", None, {"authorization": "Bearer k", "x-request-id": "limited"}),
+        ]
+    assert [one.code for one in refusals][::3] == ["UNAUTHENTICATED", "RESOURCE_EXHAUSTED"]
+    assert [one.metadata["x-request-id"] for one in refusals] == ["stranger", "unknown", "input", "limited"]
+    [stranger] = [one for one in history.strangers if one.request_id == "stranger"]
+    assert (stranger.model, stranger.path, stranger.tenant, stranger.status) == ("echo", "/echo", "", 401)
+    told = [(one.request_id, one.model, one.status, one.code) for one in history.limited if one.tenant == "u"]
+    assert told == [
+        ("unknown", "ecco", 404, "application_not_found"),
+        ("input", "pair", 422, "bad_input"),
+        ("limited", "echo", 429, "rate_limit_exceeded"),
+    ]
+
+
 def test_a_deadline_that_is_exceeded(grpc_bed: GrpcBed, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     error = grpc_bed.refusal("forever", str(mark), {"x-pointsman-deadline-ms": "300", "x-request-id": "late"})

@@ -36,7 +36,8 @@ def client(bed: GrpcBed) -> Iterator[Client]:
     """A connection to the gateway of the bed over HTTP."""
     add_pages(bed.gateway, lambda: True)
     listeners = Listeners(bed.gateway)
-    bed.thread.run(listeners.open(bed.gateway.settings))
+    bed.thread.run(listeners.bind(bed.gateway.settings))
+    bed.thread.run(listeners.open())
     host, _, port = listeners.url.partition("://")[2].rpartition(":")
     client = Client(socket.create_connection((host, int(port))))
     yield client

@@ -127,7 +127,7 @@ def test_an_embedding_model_keeps_nothing(tmp_path: Path) -> None:
     [
         ({"general.architecture": None}, "expected general.architecture, the family of the model, found nothing"),
         ({"llama.block_count": None}, "a whole number from 1 on as llama.block_count, found nothing"),
-        ({"llama.block_count": "two"}, "a whole number from 0 on as llama.block_count, found 'two'"),
+        ({"llama.block_count": "two"}, 'a whole number from 0 on as llama.block_count, found "two"'),
         ({"llama.block_count": 1 << 40}, "at most 10,000 layers, found 1,099,511,627,776"),
         ({"general.alignment": 0}, "a number from 1 on as general.alignment, found 0"),
         ({"general.type": "mmproj"}, "the weights of a language model"),
@@ -142,7 +142,7 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for content, words in (
         (b"", "GGUF weights, found fewer than 4 bytes"),
-        (b"PK\x03\x04 and so on", "found a file that begins with b'PK"),
+        (b"PK\x03\x04 and so on", 'found a file that begins with "PK'),
         (struct.pack("<4sI", b"GGUF", 1), "version 2 or 3, found version 1"),
         (struct.pack(">4sI", b"GGUF", 3), "found version 3 in big-endian order"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 5), "it is truncated"),
@@ -151,7 +151,7 @@ def test_files_that_are_not_gguf(tmp_path: Path) -> None:
         with pytest.raises(UnreadableModel, match=words) as raised:
             read_model(path)
         assert str(path) in str(raised.value)
-    with pytest.raises(UnreadableModel, match="No such file"):
+    with pytest.raises(UnreadableModel, match="there is no such file"):
         read_model(tmp_path / "none.gguf")
     with pytest.raises(UnreadableModel, match="with one GGUF file, found neither"):
         read_model(shutil.copytree(tmp_path, tmp_path / "empty", ignore=lambda *_: ["m.gguf", "empty"]))

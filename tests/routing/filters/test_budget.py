@@ -66,6 +66,6 @@ def test_the_default_price_is_for_instances_without_their_own(long: bool) -> Non
 def test_says_why(long: bool) -> None:
     roster = roster_of([costs(5), costs(1), UNKNOWN], long)
     assert reasons(WithinBudget(), asks(1.25), roster) == [
-        "over budget: would cost 5 of 1.25 (inf: unknown)",
-        "over budget: would cost inf of 1.25 (inf: unknown)",
+        "over budget: would cost 5, the budget is 1.25",
+        "over budget: its cost is not known, and the budget is 1.25",
     ]

@@ -36,8 +36,8 @@ def test_explores_with_the_given_probability() -> None:
 def test_says_why() -> None:
     candidates = [predicted(1, 1), predicted(-20, 1.5), Candidate()]
     assert reasons(NEVER, *scene(candidates)) == [
-        "may be late: headroom -20 ms to the first token, 1.5 ms per token (nan: not predicted)",
-        "may be late: headroom nan ms to the first token, nan ms per token (nan: not predicted)",
+        "may be late: headroom -20 ms to the first token, 1.5 ms per token",
+        "may be late: headroom not predicted to the first token, not predicted per token",
     ]
     assert reasons(ALWAYS, *scene(candidates)) == ["exploring endpoints that may be late"]
 

@@ -17,7 +17,7 @@ from pointsman.http.client import fetch
 from pointsman.runtimes.local.store import Store
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.processes import is_alive
-from tests.runtimes.local.test_plane import killed_plane
+from tests.runtimes.local.test_plane_deaths import killed_plane
 
 CODE = """\
 import json, os

@@ -16,6 +16,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.control import events as control
 from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines import results
+from pointsman.gateway.records import GateRecord
 from pointsman.routing.events import Arrived, TimerFired
 from pointsman.runtimes.local import processes
 from pointsman.runtimes.tasks import KeptTask, RepeatedCall
@@ -153,6 +154,12 @@ async def stores_what_waits(scene: Scene) -> None:
     other.close()
 
 
+async def collects_records(scene: Scene) -> None:
+    history = scene.embedded.gateway.history
+    history.fresh.append(GateRecord("r", "m", "/v1/completions", "red", 0.0, 429, "x", "too many"))
+    await eventually(lambda: not history.fresh, "it is collected")
+
+
 KEPT: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "gateway timeouts": times_clients_out,
     "plane watch": reads_endpoints_files,
@@ -160,6 +167,7 @@ KEPT: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "metrics of m": reads_metrics,
     "shared memory sweep": removes_shared_memory,
     "store": stores_what_waits,
+    "request records": collects_records,
 }
 """Every task that lives as long as the plane, and what shows that it works."""
 

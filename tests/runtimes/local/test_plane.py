@@ -4,13 +4,9 @@ import asyncio
 import os
 import signal
 import socket
-import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pointsman.config.revision import ManifestText
@@ -22,15 +18,22 @@ from pointsman.http.pool import descriptors_left
 from pointsman.routing.events import Arrived, Ended
 from pointsman.runtimes import probes
 from pointsman.runtimes.local.processes import Ports
-from pointsman.runtimes.local.store import FILE, Store
-from pointsman.runtimes.local.supervisor_link import ProcessesRunning, open_supervisor
+from pointsman.runtimes.local.store import Store
 from pointsman.types import Gpu, RequestMetadata, Worker
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
-from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
+from tests.runtimes.local.processes import eventually, group, is_alive
 from tests.shortages import no_descriptors
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "tests" / "models" / "tiny-pydoc-q8_0.gguf"
+
+
+def stored_manifest(state: Path) -> ManifestText:
+    store = Store(state)
+    stored = store.documents.manifest()
+    store.close()
+    assert stored is not None
+    return stored[1]
 
 
 def test_instances_come_up_are_measured_and_leave_nothing_behind(state: Path) -> None:
@@ -189,9 +192,29 @@ def test_the_last_line_of_a_process_explains_its_exit(state: Path) -> None:
         async with running(state, manifest(crashing, absent)) as scene:
             await scene.until(lambda: scene.instances()["bad-1"]["restarts"] > 1, "restarts")
             assert scene.instances()["bad-1"]["reason"].startswith("exit code 7: no weights in ")
-            await scene.until(lambda: scene.instances()["absent-1"]["restarts"] > 1, "restarts")
+            await scene.until(lambda: scene.instances()["absent-1"]["final"], "it is not tried again")
             reason = scene.instances()["absent-1"]["reason"]
-            assert reason == "could not be started: /nowhere/engine: No such file or directory"
+            assert reason.startswith("/nowhere/engine cannot be run (No such file or directory); install it")
+            assert scene.instances()["absent-1"]["restarts"] == 0
+
+    run(story())
+
+
+def test_a_folder_that_is_not_on_this_machine_is_a_problem(state: Path, tmp_path: Path) -> None:
+    """As when a manifest is applied from another machine: what needs no folder runs."""
+    gone = tmp_path / "gone"
+    relative = "\n  - name: c\n    model: c\n    engine: {type: command, parameters: {command: [./server, '{port}']}}\n"
+
+    async def story() -> None:
+        async with running(state, manifest(simulated(), relative, folder=gone)) as scene:
+            await scene.until(lambda: scene.ready() == {"m-1"} and scene.instances()["c-1"]["final"], "both were tried")
+            problems = [one for one in scene.plane.status()["problems"] if one.startswith(f"there is no folder {gone}")]
+            assert len(problems) == 1
+            assert f"run in {state}: relative paths lead there" in problems[0]
+            assert f"looked for from {state}, as there is no {gone}" in scene.instances()["c-1"]["reason"]
+        async with running(state, manifest(simulated(), folder=tmp_path)) as scene:
+            await scene.until_ready("m-1")
+            assert scene.plane.status()["problems"] == []
 
     run(story())
 
@@ -409,7 +432,7 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 assert other.plane.status()["problems"] == []
                 await other.until(lambda: other.instances()["here"]["metrics_age_s"] is not None, "its metrics")
                 assert other.pids() == {}
-                with pytest.raises(PointsmanError, match="not a process of this plane"):
+                with pytest.raises(PointsmanError, match="that this plane did not start"):
                     other.plane.instances.logs("here")
                 file.write_text("- {url: nonsense}\n")
                 await other.until(lambda: other.plane.status()["problems"], "a problem")
@@ -419,179 +442,5 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                 await other.until(lambda: other.instances() == {}, "no instances")
                 assert other.plane.status()["problems"] == []
             assert scene.ready() == {"m-1"}
-
-    run(story())
-
-
-# Deaths
-
-
-def test_one_plane_per_directory(state: Path) -> None:
-    async def story() -> None:
-        async with running(state, manifest(simulated())) as scene:
-            await scene.until_ready("m-1")
-            with pytest.raises(PointsmanError, match=rf"a plane runs in .* already \(pid {os.getpid()}\)"):
-                await stage(state).plane.start()
-            assert scene.plane.ready
-
-    run(story())
-
-
-def stored_manifest(state: Path) -> ManifestText:
-    store = Store(state)
-    stored = store.documents.manifest()
-    store.close()
-    assert stored is not None
-    return stored[1]
-
-
-PLANE = """
-import asyncio, sys
-from pathlib import Path
-import msgspec
-from pointsman.config.revision import ManifestText
-from tests.runtimes.local.planes import run, stage
-
-async def main():
-    scene = stage(Path(sys.argv[1]), orphan_grace_s=float(sys.argv[2]))
-    await scene.plane.start(msgspec.json.decode(sys.argv[3], type=ManifestText))
-    while not scene.plane.ready:
-        await asyncio.sleep(0.01)
-    print(msgspec.json.encode(scene.pids()).decode(), flush=True)
-    await asyncio.sleep(600)
-
-run(main())
-"""
-
-
-def killed_plane(state: Path, wanted: ManifestText, grace_s: float) -> dict[str, int]:
-    """Run a plane in a process of its own until it is ready, and kill it. The processes that it had."""
-    command = [sys.executable, "-c", PLANE, str(state), str(grace_s), msgspec.json.encode(wanted).decode()]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as plane:
-        assert plane.stdout is not None
-        pids: dict[str, int] = msgspec.json.decode(plane.stdout.readline())
-        plane.kill()
-    assert all(map(is_alive, pids.values()))
-    return pids
-
-
-def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None:
-    wanted = manifest(simulated("a"), simulated("b"))
-
-    async def story() -> None:
-        pids = killed_plane(state, wanted, grace_s=30.0)
-        os.kill(pids["b-1"], signal.SIGKILL)  # one of them dies before the next plane starts
-        until(lambda: not is_alive(pids["b-1"]))
-        async with running(state, None) as scene:
-            assert scene.plane.documents.generation == 1
-            await scene.until_ready("a-1", "b-1")
-            assert scene.pids()["a-1"] == pids["a-1"]
-            assert scene.pids()["b-1"] != pids["b-1"]
-            assert scene.instances()["a-1"]["restarts"] == 0
-
-    run(story())
-
-
-def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
-    async def story() -> None:
-        pids = killed_plane(state, manifest(simulated("a"), simulated("b"), simulated("c")), grace_s=30.0)
-        async with running(state, manifest(simulated("a", slots=4), simulated("c"))) as scene:
-            await scene.until_ready("a-1", "c-1")
-            assert scene.instances()["a-1"]["max_concurrency"] == 4
-            assert not is_alive(pids["a-1"])
-            await eventually(lambda: not is_alive(pids["b-1"]), "b is stopped")
-            assert scene.pids()["c-1"] == pids["c-1"]
-
-    run(story())
-
-
-def test_a_process_that_the_store_does_not_know_is_adopted_by_its_note(state: Path) -> None:
-    """The store could not be written when it was started, or knows only the process before it."""
-
-    async def story() -> None:
-        wanted = manifest(simulated("a"), simulated("b"), simulated("c"))
-        pids = killed_plane(state, wanted, grace_s=30.0)
-        with sqlite3.connect(state / FILE) as db:
-            db.execute("delete from instances where id = 'a-1'")
-            db.execute("update instances set pid = null, port = 1 where id = 'b-1'")
-            db.execute("update instances set pid = 1, born = 'x', port = 2 where id = 'c-1'")
-        db.close()
-        async with running(state, None) as scene:
-            await scene.until_ready("a-1", "b-1", "c-1")
-            assert scene.pids() == pids
-
-    run(story())
-
-
-def test_a_process_that_nothing_is_known_of_is_killed(state: Path) -> None:
-    async def story() -> None:
-        link, _ = await open_supervisor(state, grace_s=30.0, stop_grace_s=1.0)
-        for name, note in (("m-1", ""), ("x", "{}")):
-            link.start(name, ["sleep", "600"], dict(os.environ), "/", state / f"{name}.log", note)
-        link.ask(ask="list")
-        known = await link.answer()
-        assert isinstance(known, ProcessesRunning)
-        strangers = [one.pid for one in known.instances]
-        assert len(strangers) == 2
-        link.close()
-        async with running(state, manifest(simulated())) as scene:
-            await scene.until_ready("m-1")
-            assert not any(map(is_alive, strangers))
-        await link.process.wait()
-
-    run(story())
-
-
-def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_again(state: Path) -> None:
-    pids = killed_plane(state, manifest(simulated()), grace_s=0.1)
-    until(lambda: not any(map(is_alive, pids.values())), "the end of all")
-
-    async def story() -> None:
-        async with running(state, None) as scene:
-            await scene.until_ready("m-1")
-            assert scene.pids() != pids
-
-    run(story())
-
-
-def test_when_plane_and_supervisor_are_killed_the_next_plane_kills_what_is_left(state: Path) -> None:
-    """An engine that dies with its supervisor may leave children of its own; they have its group and its mark."""
-    engine = f"{sys.executable} -m pointsman.simulator --model family --port {{port}}"
-    family = f"""
-  - name: family
-    model: family
-    engine:
-      type: command
-      parameters:
-        command: [sh, -c, "sleep 600 & exec {engine}"]
-{LIFECYCLE}"""
-    pids = killed_plane(state, manifest(family), grace_s=30.0)
-    children = group(pids["family-1"])
-    assert len(children) == 2
-    os.kill(parent(pids["family-1"]), signal.SIGKILL)
-    until(lambda: not is_alive(pids["family-1"]))
-    assert any(map(is_alive, children))
-
-    async def story() -> None:
-        async with running(state, manifest(simulated())) as scene:
-            assert not any(map(is_alive, children))
-            await scene.until_ready("m-1")
-
-    run(story())
-
-
-def test_when_the_supervisor_is_killed_everything_is_restarted(state: Path) -> None:
-    async def story() -> None:
-        async with running(state, manifest(simulated(replicas=2))) as scene:
-            await scene.until_ready("m-1", "m-2")
-            before = scene.pids()
-            supervisor = scene.runtime._processes._supervisor
-            assert supervisor is not None
-            os.kill(supervisor.process.pid, signal.SIGKILL)
-            await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")
-            await scene.until_ready("m-1", "m-2")
-            assert scene.instances()["m-1"]["reason"] == "its supervisor died, and took it along"
-            assert not any(map(is_alive, before.values()))
-            assert scene.plane.status()["problems"] == []
 
     run(story())

@@ -1,0 +1,163 @@
+"""The user's code as part of a version: the module that a document names, and every module of the user's it imports.
+
+Enters: names as written in documents, `package.module:Name` or `path/file.py:Name`. Leaves: a digest of their files,
+and modules that have the content of their files. The one rule: a module that was loaded is never changed: one whose
+files have changed is loaded anew, and objects of the earlier one go on with the code that they were made from.
+"""
+
+import ast
+import importlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LOADED = "__pointsman_code__"
+"""The attribute of a module that has the digest of what it was loaded from."""
+DIGITS = 12
+PACKAGE = __name__.partition(".")[0]
+"""Our own code, which is none of the user's."""
+
+
+class SourceTree:
+    """Modules and files below some folders, and what they import from there."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        """`roots`: in the order in which Python looks at them."""
+        self._roots = roots
+        self._imports: dict[Path, list[str]] = {}
+
+    def file_of(self, module: str) -> Path | None:
+        """The file of a module; None if it is not below the folders."""
+        first, *_ = parts = module.split(".")
+        if first == PACKAGE or not all(part.isidentifier() for part in parts):
+            return None
+        end = module.replace(".", "/")
+        candidates = (root / tail for root in self._roots for tail in (f"{end}/__init__.py", f"{end}.py"))
+        return next((file for file in candidates if file.is_file()), None)
+
+    def modules_of(self, start: str) -> dict[str, Path]:
+        """A module and all that it imports, directly or not, by name. `start`: the name of a module, or a file."""
+        found: dict[str, Path] = {}
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            file = self._roots[0] / name if name.endswith(".py") else self.file_of(name)
+            if name in found or file is None or not file.is_file():
+                continue
+            found[name] = file
+            waiting += self._imported(name, file)
+        return found
+
+    def _imported(self, name: str, file: Path) -> list[str]:
+        if file not in self._imports:
+            package = "" if name.endswith(".py") else name if file.name == "__init__.py" else name.rpartition(".")[0]
+            found = {part for module in _imports_in(file, package) for part in _with_packages(module)}
+            self._imports[file] = sorted(found | set(_with_packages(package)))
+        return self._imports[file]
+
+
+def _imports_in(file: Path, package: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # whatever loads it says what is wrong
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" if base else alias.name for alias in node.names)
+
+
+def _with_packages(module: str) -> list[str]:
+    """a.b.c -> a, a.b, a.b.c"""
+    parts = module.split(".") if module else []
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def digest(files: Iterable[tuple[str, Path]]) -> str:
+    """Of names and contents; empty if there are none."""
+    whole = sha256()
+    found = sorted(files)
+    for name, file in found:
+        with suppress(OSError):
+            content = file.read_bytes()
+            whole.update(f"{name}\0{len(content)}\0".encode() + content)
+    return whole.hexdigest()[:DIGITS] if found else ""
+
+
+def code_version(codes: Iterable[str], roots: Sequence[Path]) -> str:
+    """The digest of what these are loaded from: `package.module:Name` or `path/file.py:Name`, below some folders."""
+    found = set()
+    for start in [code.rpartition(":")[0] for code in codes if code]:
+        beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas look for what it imports
+        found |= set(SourceTree([*roots[:1], *beside, *roots[1:]]).modules_of(start).items())
+    return digest(found)
+
+
+# Code that runs in this process: policies, plugins and engines of the user's
+
+
+def own_roots() -> list[Path]:
+    """The folders that Python loads the user's modules from, without the standard library and installed packages."""
+    paths = [Path(path).absolute() for path in sysconfig.get_paths().values()]
+    folders = [Path(entry).absolute() for entry in sys.path]
+    return [folder for folder in folders if folder.is_dir() and not any(folder.is_relative_to(one) for one in paths)]
+
+
+def load_module(name: str) -> ModuleType:
+    """A module as its files are now. Raises whatever its code raises; then what was loaded before stays."""
+    tree = SourceTree(own_roots())
+    versions = {module: digest(tree.modules_of(module).items()) for module in tree.modules_of(name)}
+    there = {module: sys.modules[module] for module in versions if module in sys.modules}
+    stale = {module: known for module, known in there.items() if _version(known, versions[module]) != versions[module]}
+    for module, known in stale.items():
+        del sys.modules[module]
+        _forget_bytecode(known)
+    importlib.invalidate_caches()
+    try:
+        loaded = importlib.import_module(name)
+    except BaseException:
+        sys.modules.update(stale)
+        raise
+    for module, version in versions.items():
+        if module in sys.modules and LOADED not in vars(sys.modules[module]):
+            setattr(sys.modules[module], LOADED, version)
+    return loaded
+
+
+def _version(module: ModuleType, default: str) -> str:
+    return str(vars(module).get(LOADED, default))
+
+
+def _forget_bytecode(module: ModuleType) -> None:
+    """Python takes compiled code for current if the file has the same size and the same second of its last change."""
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        with suppress(OSError, NotImplementedError):
+            Path(importlib.util.cache_from_source(file)).unlink()
+
+
+def code_in(section: Any) -> dict[str, str]:
+    """The user's classes and functions that a section of a document names, and the versions of their code."""
+    roots = own_roots()
+    return {name: version for name in sorted(set(_names(section))) if (version := code_version([name], roots))}
+
+
+def _names(section: Any) -> Iterator[str]:
+    if isinstance(section, dict):
+        for field, value in section.items():
+            if field in ("policy", "type") and isinstance(value, str) and ":" in value:
+                yield value
+            yield from _names(value)
+    elif isinstance(section, list | tuple):
+        for entry in section:
+            yield from _names(entry)

@@ -1,0 +1,348 @@
+"""Records of all requests: those turned away at the gate, those of deployments that are gone, those of earlier planes.
+
+Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests`
+and `explain` show, and a file from which the next plane goes on. The one rule: a request pays for none of it. What has
+ended is collected twenty times a second, and written by a thread; a disk that cannot be written ends nothing.
+"""
+
+import os
+import time
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pointsman.errors import shown, system_reason
+from pointsman.gateway.admission import Admission, NotAdmitted
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.tenants import Tenant
+from pointsman.http.heads import HttpRequest
+from pointsman.reasons import Reason
+from pointsman.routing.records import Record
+from pointsman.runtimes.traffic import Lane, Traffic
+
+NOT_RECORDED = (b"/admin/", b"/pipelines/")
+"""Paths of operators and replicas."""
+COLLECT_S = 0.05
+DETAILED, MAX_DETAILED = 4, 40
+"""Requests of each collection whose decision is stored too, the newest; and what may be saved up for a burst. That
+takes as long as fifty without it: a busy plane stores some decisions, and the outcome of every request."""
+STRANGERS, STORED_STRANGERS = 1000, 20
+"""Requests of unknown senders that are listed, and those of each collection that are stored: they cost a sender
+nothing, and must not displace the others."""
+RECORD_FILE = "requests.log"
+MAX_UNWRITTEN_BYTES = 4 * 1024 * 1024
+"""Records that wait for the disk; older ones are dropped."""
+
+
+class AnyRecord(Protocol):
+    """What the records of models, of pipelines and of the gate have in common."""
+
+    @property
+    def arrived_at(self) -> float: ...
+
+    @property
+    def state(self) -> str: ...
+
+    def summary(self) -> dict[str, Any]: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class GateRecord(msgspec.Struct, eq=False, gc=False):
+    """A request that was turned away before any dispatcher saw it."""
+
+    request_id: str
+    model: str
+    path: str
+    tenant: str
+    arrived_at: float
+    status: int
+    code: str
+    why: str
+    state: str = "refused"
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "request_id": self.request_id,
+            "model": self.model,
+            "path": self.path,
+            "tenant": self.tenant,
+            "state": self.state,
+            "status": self.status,
+            "instance": "",
+            "cost": None,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        refusal = {"outcome": self.code, "reason": Reason("turned-away", {"text": self.why}).as_dict()}
+        return {**self.summary(), "refusal": refusal}
+
+    def __str__(self) -> str:
+        asked = f" for {self.model}" if self.model else ""
+        who = f" of tenant {self.tenant}" if self.tenant else ""
+        head = f'request "{self.request_id}"{who} to {self.path}{asked} is refused'
+        return f"{head}\nanswered with {self.status} ({self.code}) at the gate: {self.why}"
+
+
+class StoredRecord(msgspec.Struct, frozen=True, gc=False):
+    """What is searched for in a stored record; the rest stays as it was written."""
+
+    request_id: str
+    arrived: float
+    """Unix time."""
+    state: str
+    model: str = ""
+    tenant: str = ""
+    instance: str = ""
+
+    def is_of(self, query: Mapping[str, str]) -> bool:
+        return all(query.get(name, getattr(self, name)) == getattr(self, name) for name in SEARCHED)
+
+
+SEARCHED = ("model", "state", "tenant", "instance")
+_DECODER = msgspec.json.Decoder(StoredRecord)
+
+
+class RecordFile:
+    """Lines in two files of the state directory: when one has half of the bytes, it takes the place of the other."""
+
+    def __init__(self, state: Path, loop: AbstractEventLoop) -> None:
+        self._path = state / RECORD_FILE
+        self._loop = loop
+        self.max_bytes = 0
+        self.dropped = 0
+        """Records that could not be written."""
+        self._why = ""
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._writing: Future[None] | None = None
+
+    def lines(self, limit: int) -> list[bytes]:
+        """The newest lines, oldest first."""
+        found: list[bytes] = []
+        for path in (self._older, self._path):
+            with suppress(OSError):
+                found += path.read_bytes().split(b"\n")
+        return [line for line in found if line][-limit:]
+
+    @property
+    def _older(self) -> Path:
+        return self._path.with_name(f"{RECORD_FILE}.1")
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        """Write these soon, and those that could not be written before."""
+        for line in lines:
+            self._waiting.append(line)
+            self._waiting_bytes += len(line) + 1
+        limit = min(MAX_UNWRITTEN_BYTES, self.max_bytes // 2 or MAX_UNWRITTEN_BYTES)
+        while self._waiting_bytes > limit:
+            self._waiting_bytes -= len(self._waiting.popleft()) + 1
+            self.dropped += 1
+        if self._waiting and (self._writing is None or self._writing.done()):
+            self._writing = self._loop.run_in_executor(None, self._write, self._taken())
+
+    def problems(self) -> list[str]:
+        if not self._why:
+            return []
+        return [str(Reason("records-not-stored", {"file": str(self._path), "error": self._why, "lost": self.dropped}))]
+
+    async def close(self) -> None:
+        """Write what waits, once more."""
+        if self._writing is not None:
+            await self._writing
+        if self._waiting:
+            await self._loop.run_in_executor(None, self._write, self._taken())
+
+    def _taken(self) -> list[bytes]:
+        taken = list(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return taken
+
+    def _write(self, lines: list[bytes]) -> None:
+        """On a thread. Either all lines are in the file, or none."""
+        try:
+            if not self.max_bytes:
+                for path in (self._path, self._older):
+                    path.unlink(missing_ok=True)
+                return
+            self._write_all(b"\n".join([*lines, b""]))
+            self._why = ""
+        except OSError as error:
+            self._why = system_reason(error)
+            self._loop.call_soon_threadsafe(self._put_back, lines)
+
+    def _put_back(self, lines: list[bytes]) -> None:
+        self._waiting.extendleft(reversed(lines))
+        self._waiting_bytes += sum(len(line) + 1 for line in lines)
+
+    def _write_all(self, data: bytes) -> None:
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(file).st_size
+            if size and size + len(data) > self.max_bytes // 2:
+                self._path.replace(self._older)
+                os.close(file)
+                file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                size = 0
+            try:
+                written = os.write(file, data)
+                if written < len(data):
+                    os.write(file, data[written:])  # says why
+            except OSError:
+                os.ftruncate(file, size)
+                raise
+        finally:
+            os.close(file)
+
+
+class RequestHistory:
+    """The records that dispatchers do not keep, and the file of all of them."""
+
+    def __init__(self, keep: int, traffic: Traffic, admission: Admission) -> None:
+        self.gone: deque[Record] = deque(maxlen=keep)
+        """Of deployments that are gone."""
+        self.limited: deque[GateRecord] = deque(maxlen=keep)
+        """Turned away: of tenants."""
+        self.strangers: deque[GateRecord] = deque(maxlen=min(keep, STRANGERS))
+        """Turned away: of unknown senders."""
+        self.fresh: deque[AnyRecord] = deque(maxlen=keep)
+        """Of applications and of tenants at the gate, since the last collection."""
+        self._fresh_strangers: deque[GateRecord] = deque(maxlen=STORED_STRANGERS)
+        self._detailed = MAX_DETAILED
+        """Decisions that may be stored now."""
+        self._traffic = traffic
+        self._admission = admission
+        traffic.hooks.closed = self._lane_closed
+        self._file: RecordFile | None = None
+        self._stored: list[tuple[StoredRecord, bytes]] = []
+        """Of earlier planes, newest first."""
+
+    # What happens
+
+    def turn_away(
+        self,
+        client: GatewayConnection,
+        http: HttpRequest,
+        error: NotAdmitted,
+        tenant: Tenant | None = None,
+        model: str = "",
+        *,
+        request_id: str = "",
+        body: bytes | None = None,
+    ) -> None:
+        """Answer a request that reaches no dispatcher, and record it if it is one to a model or an application.
+        `request_id`: if it has one already. `body`: of the answer, if that has a form of its own."""
+        if http.method == b"POST" and not http.path.startswith(NOT_RECORDED):
+            request_id = self.note_refused(http, error, tenant, model, request_id)
+            error.lines += b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
+        if body is None:
+            client.refuse(error, http.path)
+        else:
+            client.answer(error.status, body, lines=error.lines)
+
+    def note_refused(
+        self, http: HttpRequest, error: NotAdmitted, tenant: Tenant | None = None, model: str = "", request_id: str = ""
+    ) -> str:
+        """Record a request that reaches no dispatcher. Its id, a new one if it has none."""
+        request_id = request_id or self._admission.id_of_refused(http)
+        whose, path = error.tenant if tenant is None else tenant.name, shown(http.path.decode("latin-1"))
+        now = time.monotonic()
+        record = GateRecord(request_id, shown(model), path, whose, now, error.status, error.code, str(error))
+        if record.tenant:
+            self.limited.append(record)
+            self.fresh.append(record)
+        else:
+            self.strangers.append(record)
+            self._fresh_strangers.append(record)
+        return request_id
+
+    def open(self, file: RecordFile, keep: int) -> None:
+        """Go on from what is stored, and store there from now on."""
+        for line in reversed(file.lines(keep)):
+            with suppress(msgspec.MsgspecError):  # the last one of a plane that was killed may be cut off
+                self._stored.append((_DECODER.decode(line), line))
+        self._file = file
+
+    def collect(self) -> None:
+        """Store what has ended since the last call."""
+        lanes = [lane for lane in self._traffic.all_lanes() if not lane.plan.internal]
+        ended: list[AnyRecord] = []
+        for lane in lanes:
+            ended += lane.dispatcher.ended_records
+            lane.dispatcher.ended_records.clear()
+        ended += [*self.fresh, *self._fresh_strangers]
+        self.fresh.clear()
+        self._fresh_strangers.clear()
+        if self._file is not None and (ended or self._file.problems()):
+            since_unix = time.time() - time.monotonic()
+            self._detailed = min(self._detailed + DETAILED, MAX_DETAILED)
+            detailed = min(len(ended), self._detailed)
+            self._detailed -= detailed
+            plain = len(ended) - detailed
+            self._file.append(_line(one, since_unix, detailed=at >= plain) for at, one in enumerate(ended))
+
+    def _lane_closed(self, lane: Lane) -> None:
+        if not lane.plan.internal:  # steps of pipelines are in the record of their request
+            self.fresh.extend(lane.dispatcher.ended_records)
+            self.gone.extend(reversed(lane.dispatcher.records.newest()))
+
+    def configure(self, max_bytes: int) -> None:
+        if self._file is not None:
+            self._file.max_bytes = max_bytes
+
+    def problems(self) -> list[str]:
+        return [] if self._file is None else self._file.problems()
+
+    async def close(self) -> None:
+        self.collect()
+        if self._file is not None:
+            await self._file.close()
+            self._file = None
+
+    # What is asked
+
+    def kept(self) -> list[AnyRecord]:
+        """Of this plane, in no order."""
+        return [*self.gone, *self.limited, *self.strangers]
+
+    def find(self, request_id: str) -> AnyRecord | dict[str, Any] | None:
+        """The newest record of a request that no dispatcher keeps; one of an earlier plane as it was stored."""
+        here = [one for one in self.kept() if getattr(one, "request_id", "") == request_id]
+        if here:
+            return max(here, key=lambda one: one.arrived_at)
+        line = next((line for stored, line in self._stored if stored.request_id == request_id), None)
+        return None if line is None else as_explained(msgspec.json.decode(line))
+
+    def stored(self, query: Mapping[str, str]) -> list[tuple[float, bytes]]:
+        """(Unix time of arrival, line) of stored records, newest first."""
+        return [(one.arrived, line) for one, line in self._stored if one.is_of(query)]
+
+
+def _line(record: AnyRecord, since_unix: float, *, detailed: bool) -> bytes:
+    data = record.summary()
+    data["arrived"] = since_unix + record.arrived_at
+    if detailed:
+        data["details"], data["text"] = record.as_dict(), str(record)
+    return msgspec.json.encode(data, enc_hook=str)
+
+
+def as_explained(stored: dict[str, Any]) -> dict[str, Any]:
+    """A stored record as `explain` shows it."""
+    details, text = stored.pop("details", {}), stored.pop("text", None)
+    if text is None:
+        where = f" on {stored['instance']}" if stored.get("instance") else ""
+        text = (
+            f'request "{shown(stored["request_id"])}" is {stored["state"]}{where}\n'
+            "how it was decided is not stored: too many requests ended at the same time"
+        )
+    return {**stored, **details, "text": f"{text}\n(by an earlier run of this plane)"}
+
+
+def newest_first(records: Sequence[AnyRecord]) -> list[AnyRecord]:
+    return sorted(records, key=lambda record: record.arrived_at, reverse=True)

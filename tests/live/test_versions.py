@@ -1,0 +1,137 @@
+"""Versions: manifests have a history to return to, and edited code is part of what is applied."""
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from bench.chaos.planes import LivePlane
+from pointsman.cli.client import PlaneRefused
+from tests.live.manifests import manifest, simulated
+
+POLICY = """
+from own_order import REASON
+from pointsman import SchedulingDecision, SchedulingPolicy
+
+class Mine(SchedulingPolicy):
+    def prioritize(self, requests):
+        return requests
+
+    def schedule(self, requests, instances):
+        return [SchedulingDecision(one.request_id, instances[0].instance_id, reason=REASON) for one in requests]
+"""
+MINE = manifest(
+    simulated("m", 1, scheduling={"policy": "own_scheduling:Mine"}, parameters={"tokensPerSecond": 5000}),
+    simulated("other", 1, scheduling={"policy": "fifo"}),
+)
+APP = """
+kind: Application
+name: shop
+nodes: [{name: one, function: "own_nodes.py:answer"}]
+calls: [{id: a, node: one, args: [{$input: []}]}]
+output: {$step: a}
+"""
+
+
+@pytest.fixture(scope="module")
+def plane(module_plane: LivePlane) -> LivePlane:
+    module_plane.write(POLICY, "own_scheduling.py")
+    module_plane.write("REASON = 'first'\n", "own_order.py")
+    module_plane.write("from own_words import WORD\ndef answer(given): return WORD\n", "own_nodes.py")
+    module_plane.write("WORD = 'one'\n", "own_words.py")
+    module_plane.up(MINE)
+    return module_plane
+
+
+def body(plane: LivePlane, text: str, **more: Any) -> dict[str, Any]:
+    return {"text": text, "folder": str(plane.folder), "file": "m.yaml", **more}
+
+
+def reason(plane: LivePlane) -> str:
+    """Why the policy sent a request to its instance."""
+    asked = {"model": "m", "prompt": "x", "max_tokens": 1}
+    answer = httpx.post(f"{plane.url}/v1/completions", json=asked, timeout=30)
+    assert answer.status_code == 200
+    record = plane.admin.get("requests", answer.headers["x-request-id"])
+    return str(record["decision"]["reason"]["text"])
+
+
+def changes(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["what"], one["subject"]) for one in answer["changes"]]
+
+
+def test_an_edited_module_of_a_policy_is_taken_up(plane: LivePlane) -> None:
+    assert reason(plane) == "first"
+    file = plane.write(MINE, "m.yaml")
+    assert plane.pointsman("apply", file).stdout.startswith("nothing has changed")
+    pids = plane.pids()
+    plane.write("REASON = 'other'\n", "own_order.py")  # of the same length, and imported by the policy only
+    assert reason(plane) == "first"
+    planned = plane.admin.post("plan", body=body(plane, MINE))
+    assert changes(planned) == [("policy", "m")]
+    assert planned["changes"][0]["why"].endswith("its code has changed")
+    assert reason(plane) == "first", "planning changes nothing"
+    assert changes(plane.admin.post("apply", body=body(plane, MINE))) == [("policy", "m")]
+    assert reason(plane) == "other"
+    assert changes(plane.admin.post("apply", body=body(plane, MINE))) == []
+    assert plane.pids() == pids
+
+
+def test_code_that_does_not_load_changes_nothing(plane: LivePlane) -> None:
+    before = reason(plane)
+    plane.write("raise RuntimeError('broken')\n", "own_order.py")
+    with pytest.raises(PlaneRefused, match="broken"):
+        plane.admin.post("apply", body=body(plane, MINE))
+    assert reason(plane) == before
+    plane.write("REASON = 'again'\n", "own_order.py")
+    plane.admin.post("apply", body=body(plane, MINE))
+    assert reason(plane) == "again"
+
+
+def word(plane: LivePlane) -> str:
+    answer = httpx.post(f"{plane.url}/shop", json=None, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json())
+
+
+def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_refused(plane: LivePlane) -> None:
+    plane.admin.post("applications", body=body(plane, APP))
+    plane.until(plane.is_settled, "shop ready")
+    assert word(plane) == "one"
+    assert changes(plane.admin.post("applications", body=body(plane, APP))) == []
+    plane.write("WORD = 'two'\n", "own_words.py")
+    assert ("replace", "shop.one-1") in changes(plane.admin.post("applications", body=body(plane, APP)))
+    plane.until(lambda: plane.is_settled() and word(plane) == "two", "the new code")
+    done = plane.pointsman("rollback", "shop")
+    assert done.returncode == 1
+    assert "the code of that version is not there any more" in done.stderr
+    assert word(plane) == "two"
+    plane.write("WORD = 'one'\n", "own_words.py")
+    done = plane.pointsman("rollback", "shop")
+    assert done.returncode == 0, done.stderr
+    assert word(plane) == "one"
+
+
+def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:
+    limited = [manifest(*json.loads(MINE)["deployments"], limits={"maxConnections": most}) for most in (500, 600, 700)]
+    generations = []
+    for text in limited:
+        plane.admin.post("apply", body=body(plane, text))
+        generations.append(plane.status()["generation"])
+    newest = plane.admin.get("history")["manifests"][0]
+    assert (newest["generation"], newest["in_force"]) == (generations[-1], True)
+    assert newest["summary"] == "gateway gateway.limits.maxConnections"
+    done = plane.pointsman("rollback")
+    assert done.returncode == 0, done.stderr
+    assert "700 -> 600" in done.stdout
+    again = plane.admin.post("rollback")
+    assert "600 -> 500" in again["text"], "a second one goes further back"
+    shown = plane.pointsman("history").stdout.splitlines()
+    assert f"back to {generations[0]}: " in shown[2]
+    assert "(in force)" in shown[2]
+    done = plane.pointsman("rollback", "--to", str(generations[2]), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "500 -> 700" in json.loads(done.stdout)["changes"][0]["why"]
+    with pytest.raises(PlaneRefused, match="there is no manifest of generation 9999"):
+        plane.admin.post("rollback", body={"generation": 9999})
