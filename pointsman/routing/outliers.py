@@ -161,15 +161,22 @@ class Outliers:
         self._now, self._before = ResultWindow(), ResultWindow()
         self.good = self._now.good
         """Successes by instance: the caller counts them here, as nothing else may be done for each."""
-        self.streaks: dict[str, Streak] = {}
+        self.streaks: dict[str, Streak] = defaultdict(Streak)
         """Of instances whose last result was no success. The caller drops one at its next success."""
         self._sparing: dict[Doubt, Sparing] = {}
         self._reported: dict[str, float] = {}
         """When each was last found."""
         self._began = 0.0
 
+    def joined(self) -> None:
+        """An instance joins, or comes back. It has no results of the time before, so those of its peers go too: results
+        of one time are compared."""
+        for window in (self._now, self._before):
+            window.good.clear()  # the caller counts there
+            window.errors.clear()
+
     def forget(self, instance_id: str) -> None:
-        """It is gone, or comes back: start again."""
+        """It takes no more requests."""
         self._now.forget(instance_id)
         self._before.forget(instance_id)
         self.streaks.pop(instance_id, None)
@@ -203,9 +210,6 @@ class Outliers:
                 self._now.of(doubt).asked += 1
                 sparing = self._sparing.setdefault(doubt, Sparing())
                 sparing.confirmed, sparing.skipped = sparing.confirmed + 1, 0
-
-    def streak(self, instance_id: str) -> Streak:
-        return self.streaks.setdefault(instance_id, Streak())
 
     # What follows
 

@@ -180,7 +180,7 @@ class Lane:
     def failed(self, instance_id: str, why: str, kind: str = FAILED) -> None:
         """A try has failed, or was answered with an error that is not passed on."""
         if kind in (FAILED, "5xx"):
-            streak = self.outliers.streak(instance_id)
+            streak = self.outliers.streaks[instance_id]
             streak.failures += 1
             if streak.failures % FAILURES_IN_A_ROW == 0 and self.hooks.failing is not None:
                 self.hooks.failing(instance_id, why)
@@ -198,7 +198,7 @@ class Lane:
         fleet, now = self.dispatcher.fleet, self._now()
         if instance_id in fleet:
             is_until = fleet.pauses.get(instance_id, now)
-            pause_s = self.outliers.streak(instance_id).pause_s(asked_s, is_paused=is_until > now)
+            pause_s = self.outliers.streaks[instance_id].pause_s(asked_s, is_paused=is_until > now)
             if now + pause_s > is_until:
                 self.tell(Paused(instance_id, now + pause_s, why))
 
@@ -396,7 +396,9 @@ class Traffic:
     # Instances
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None:
-        self._lane(deployment).tell(Joined(instance))
+        lane = self._lane(deployment)
+        lane.outliers.joined()
+        lane.tell(Joined(instance))
 
     def update(self, deployment: str, instance: ExecutionInstance) -> None:
         """Something about an instance has changed.
@@ -408,6 +410,8 @@ class Traffic:
         if not lane.closed and name in fleet:
             if fleet[name].instance.can_accept_request is not instance.can_accept_request:
                 lane.outliers.forget(name)
+                if instance.can_accept_request:
+                    lane.outliers.joined()
             lane.tell(Changed(instance))
 
     def withdraw(self, deployment: str, instance_id: str, why: str) -> None:

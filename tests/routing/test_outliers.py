@@ -131,12 +131,16 @@ def test_equal_chances_stand_out_for_none(steps: list[tuple[str, float]]) -> Non
         assert outliers.find(doubt, PEERS, now) is None
 
 
+@pytest.mark.parametrize("returns", [False, True], ids=["all were there", "one comes back after a good time"])
 @pytest.mark.parametrize("share", [0.8, 0.9, 0.95])
-def test_instances_that_fail_equally_often_stand_out_by_chance_for_hardly_any_seed(share: float) -> None:
+def test_instances_that_fail_equally_often_stand_out_by_chance_for_hardly_any_seed(share: float, returns: bool) -> None:
     """Each try has an error with this probability; a request is tried once more if a second opinion is wanted."""
     found = 0
     for seed in range(200):
         outliers, rng = Outliers(), Random(seed)
+        if returns:
+            outliers.good.update(dict.fromkeys(PEERS[:3], 100))
+            outliers.joined()
         for number in range(450):
             now, doubts = number * 0.005, list[Doubt]()
             for name in rng.sample(PEERS, 2):
@@ -194,7 +198,7 @@ def test_an_outlier_is_reported_once_per_second() -> None:
 def test_an_instance_that_comes_back_starts_again() -> None:
     kind, traffic = STANDS_OUT["every request, and others serve them"]
     outliers, doubt = seen(kind, traffic), Doubt("a", kind)
-    outliers.streak("a").failures = 2
+    outliers.streaks["a"].failures = 2
     outliers.forget("a")
     assert outliers.find(doubt, PEERS, 100.0) is None
     assert outliers.streaks == {}

@@ -254,6 +254,26 @@ def test_an_instance_that_comes_back_begins_without_failures() -> None:
     run(work, max_tries=1)
 
 
+@pytest.mark.parametrize("event", ["joins", "comes back"])
+def test_results_of_the_time_before_an_instance_joined_are_not_compared(event: str) -> None:
+    async def work(yard: Yard) -> None:
+        yard.traffic.configure(plans("a"))
+        for name in ("i", "k"):
+            yard.traffic.admit("a", instance(name, None))
+        yard.traffic.update("a", instance("k", None, can_accept_request=False))
+        yard.arrive("r")
+        yard.end("r")
+        good = yard.traffic.by_model["model-a"].outliers.good
+        assert good == {"i": 1}
+        if event == "joins":
+            yard.traffic.admit("a", instance("new", None))
+        else:
+            yard.traffic.update("a", instance("k", None))
+        assert good == {}
+
+    run(work)
+
+
 def test_hooks_are_optional() -> None:
     async def work(yard: Yard) -> None:
         yard.traffic.configure(plans("a"))

@@ -207,7 +207,8 @@ def test_a_failing_policy_changes_nothing_and_is_reported(
     policy: str, problem: str, state: Path, tmp_path: Path, module: Callable[[str], str]
 ) -> None:
     name = module(WRONG)
-    spec = scaled(policy=f"{name}:{policy}", parameters={}, min=0, initial=2, timeLimit="100ms")
+    limit = "100ms" if "timeLimit" in problem else "10s"
+    spec = scaled(policy=f"{name}:{policy}", parameters={}, min=0, initial=2, timeLimit=limit)
 
     async def story() -> None:
         async with running(state, manifest(spec, folder=tmp_path)) as scene:
