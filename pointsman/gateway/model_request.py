@@ -84,15 +84,14 @@ class ModelRequest(InFlight, eq=False):
         self.instance_id = instance.instance_id
         self._pool = pool = self.upstream.pool_of(instance)
         http, request_id = self._http, self.request.request_id.encode("latin-1", "replace")
-        lines = _lines_for_engine(http.headers, command)
-        lines.append(b"x-request-id: %b\r\n%b" % (request_id, pool.lines))
+        lines = b"%bx-request-id: %b\r\n%b" % (_lines_for_engine(http, command), request_id, pool.lines)
         target = http.target
         if self.api is None:
             self._body = body_for(self, command, http.body)
         else:
             self._command = command
             target, self._body = self.api.outgoing(http, self, instance)
-        head = (http.method, target, pool.authority, b"".join(lines), len(self._body))
+        head = (http.method, target, pool.authority, lines, len(self._body))
         self._request_head = REQUEST_HEAD % head
         self._lines = b"x-request-id: %b\r\nx-pointsman-instance: %b\r\n" % (request_id, self.instance_id.encode())
         if command.response_headers:
@@ -361,8 +360,17 @@ class ModelRequest(InFlight, eq=False):
         stream.end(last if events.last.endswith(b"\n") else b"\n\n" + last)  # else part of a long event is out
 
 
-def _lines_for_engine(headers: dict[bytes, bytes], command: Send) -> list[bytes]:
+def _lines_for_engine(http: HttpRequest, command: Send) -> bytes:
     """Header lines that are passed on, as the decision changes them."""
+    headers, repeats = http.headers, http.repeats
+    if repeats is None or command.headers or headers != repeats.headers:  # the gateway has changed them
+        return _passed_on(headers, command)
+    if repeats.lines_for_engines is None:
+        repeats.lines_for_engines = _passed_on(headers, command)
+    return repeats.lines_for_engines
+
+
+def _passed_on(headers: dict[bytes, bytes], command: Send) -> bytes:
     hidden, named = NOT_FOR_ENGINES, headers.get(b"connection", b"keep-alive")
     if named != b"keep-alive":  # it may name headers of this connection alone
         hidden = hidden.union(name.strip().lower() for name in named.split(b","))
@@ -371,4 +379,4 @@ def _lines_for_engine(headers: dict[bytes, bytes], command: Send) -> list[bytes]
         changed = {name.lower().encode(): value for name, value in command.headers.items()}
         lines = [line for line in lines if line.partition(b":")[0] not in changed]
         lines += [b"%b: %b\r\n" % (name, value.encode()) for name, value in changed.items() if value is not None]
-    return lines
+    return b"".join(lines)

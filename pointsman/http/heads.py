@@ -20,7 +20,9 @@ COPIED_BYTES = 16 * 1024
 class HttpRequest:
     """One request, read completely."""
 
-    __slots__ = ("body", "charged", "headers", "is_http_1_0", "keep_alive", "method", "path", "query", "target")
+    __slots__ = (
+        "body", "charged", "headers", "is_http_1_0", "keep_alive", "method", "path", "query", "repeats", "target",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,6 +44,8 @@ class HttpRequest:
         self.is_http_1_0 = False
         self.charged = 0
         """Bytes of its body that count towards the limit on buffered bytes."""
+        self.repeats: RepeatedHead | None = None
+        """What the heads of its connection have in common; None if it was not read by the fast parser."""
 
 
 class RequestLimits(Protocol):
@@ -208,9 +212,46 @@ LONG_BYTES = 256
 
 _REQUEST_LINE = re.compile(rb"POST (/[!$%&'()*+,./0-9:;=@A-Z_a-z~-]*) HTTP/1\.1")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ ]*([!-~](?:[ -~]*[!-~])?)")
-_DIGITS = re.compile(rb"[0-9]{1,15}")
+MAX_LENGTH_DIGITS = 15
+_DIGITS = re.compile(rb"[0-9]{1,%d}" % MAX_LENGTH_DIGITS)
 _UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive proxy-connection http2-settings".split())
 """Headers about the framing of a message or the life of its connection."""
+
+
+class RepeatedHead:
+    """The head of the last request of a connection. Clients repeat it, and only change the length of the body: then
+    nothing is read anew but that."""
+
+    __slots__ = ("_after", "_before", "_limits", "headers", "lines_for_engines", "path")
+
+    def __init__(self, head: bytes, path: bytes, headers: dict[bytes, bytes], limits: RequestLimits) -> None:
+        """`head`: with its empty line. It was read by the fast parser, within these limits."""
+        self.path = path
+        self.headers = headers
+        """As they were received last; requests have copies."""
+        self.lines_for_engines: bytes | None = None
+        """Header lines that are passed on, if nothing changes them; None if they were not needed yet."""
+        length = headers[b"content-length"]
+        value = head.index(b":", head.lower().index(b"\r\ncontent-length:")) + 1
+        value = head.index(length, value)
+        self._before, self._after = head[:value], head[value + len(length) :]
+        self._limits = limits
+
+    def read(self, data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
+        """The same as `read_fast`; None if this is another head."""
+        start = at + len(self._before)
+        if not data.startswith(self._before, at) or self._limits is not limits:
+            return None
+        end = data.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
+        if end < 0 or not data.startswith(self._after, end):
+            return None
+        written = data[start:end]
+        if not written.isdigit() or (length := int(written)) > limits.max_body_bytes:
+            return None
+        self.headers[b"content-length"] = written
+        request = HttpRequest(b"POST", self.path, self.path, b"", self.headers.copy())
+        request.repeats = self
+        return request, end + len(self._after), length
 
 
 def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
@@ -236,7 +277,9 @@ def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest,
         return None
     if int(length) > limits.max_body_bytes:
         return None
-    return HttpRequest(b"POST", path, path, b"", headers), end + 4, int(length)
+    request = HttpRequest(b"POST", path, path, b"", headers)
+    request.repeats = RepeatedHead(data[at : end + 4], path, headers.copy(), limits)
+    return request, end + 4, int(length)
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from pointsman.http.heads import (
     Bytes,
     HeadReader,
     HttpRequest,
+    RepeatedHead,
     RequestLimits,
     problem_in_trailers,
     read_fast,
@@ -110,7 +111,7 @@ class RequestParser:
 
     __slots__ = (
         "_at", "_body", "_body_left", "_chunks", "_data", "_head", "_is_waiting", "_owner", "_reading",
-        "_receiver", "closed", "in_body",
+        "_receiver", "_repeated", "closed", "in_body",
     )  # fmt: skip
 
     def __init__(self, receiver: RequestReceiver, owner: LimitsOwner) -> None:
@@ -126,6 +127,8 @@ class RequestParser:
         self._at = 0
         self._head: HeadReader | None = None
         """Of a head that the fast parser leaves alone."""
+        self._repeated: RepeatedHead | None = None
+        """The last head that it did not; None if there was none."""
         self._reading = NO_REQUEST
         self._body = NO_BODY
         self._body_left = 0
@@ -156,8 +159,7 @@ class RequestParser:
         if self.closed:
             return
         if not self._is_waiting and not self.in_body and self._head is None and not self._data:
-            limits = self._owner.limits
-            fast = read_fast(data, 0, limits)
+            fast = self._read_fast(data, 0)
             if fast is not None:
                 request, start, length = fast
                 if start + length == len(data) and length <= COPIED_BYTES:
@@ -198,10 +200,20 @@ class RequestParser:
 
     # Heads
 
+    def _read_fast(self, data: bytes, at: int) -> tuple[HttpRequest, int, int] | None:
+        """The same as `read_fast`; a head that is repeated is not read anew."""
+        limits, repeated = self._owner.limits, self._repeated
+        if repeated is not None and (fast := repeated.read(data, at, limits)) is not None:
+            return fast
+        fast = read_fast(data, at, limits)
+        if fast is not None:
+            self._repeated = fast[0].repeats
+        return fast
+
     def _read_head(self) -> None:
         limits, head = self._owner.limits, self._head
         if head is None:
-            fast = read_fast(self._data, self._at, limits)
+            fast = self._read_fast(self._data, self._at)
             if fast is not None:
                 self._reading, self._at, length = fast
                 self._begin_body(length)

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from pointsman.errors import PointsmanError, shown_bytes, system_reason
 from pointsman.http.heads import COPIED_BYTES, Bytes
-from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedHttp, ResponseHead
+from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedHttp, RepeatedResponseHead, ResponseHead
 
 REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 """Method, target, authority, header lines each with its end, and length of the body."""
@@ -239,9 +239,14 @@ class ClientConnection(asyncio.Protocol):
     def _read_head(self, data: bytes) -> None:
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
+        repeated = self.pool.last_head.read(data)
+        if repeated is not None:
+            self._take_head(repeated[0], data[repeated[1] :])
+            return
         while (end := data.find(b"\r\n\r\n")) >= 0:
-            head, data = ResponseHead(data[:end]), data[end + 4 :]
+            head, written, data = ResponseHead(data[:end]), data[: end + 4], data[end + 4 :]
             if head.status >= 200:
+                self.pool.last_head.remember(written, head)
                 self._take_head(head, data)
                 return
             if head.status == 101:
@@ -331,6 +336,7 @@ class ConnectionPool:
         self.target = target
         self.lines = b""
         """Header lines that all requests to this server have, each with its end."""
+        self.last_head = RepeatedResponseHead()
         self.outbox = outbox
         self.buffered_bytes = buffered_bytes
         self._address = _address_of(target)

@@ -117,7 +117,9 @@ LONG_LINE_BYTES = 512
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: ([^\r\n\x00]*))?")
 _CONTENT_TYPE = re.compile(rb"^content-type:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _RETRY_AFTER = re.compile(rb"^retry-after:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_DIGITS = re.compile(rb"[0-9]{1,18}")
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*", re.IGNORECASE)
+MAX_LENGTH_DIGITS = 18
+_DIGITS = re.compile(rb"[0-9]{1,%d}" % MAX_LENGTH_DIGITS)
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\r\n"))
 _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """Characters of header names."""
@@ -182,6 +184,54 @@ class ResponseHead:
         """Empty if the server did not say."""
         found = _CONTENT_TYPE.search(self.lines)
         return b"" if found is None else found[1].strip()
+
+    def of_length(self, length: int) -> "ResponseHead":
+        """The same head with another content-length."""
+        if length == self.length:
+            return self
+        other = ResponseHead.__new__(ResponseHead)
+        other.status, other.reason, other.closes, other.chunked = self.status, self.reason, self.closes, self.chunked
+        other.is_stream, other.lines, other._named, other.length = self.is_stream, self.lines, self._named, length
+        return other
+
+
+class RepeatedResponseHead:
+    """The last head of a server. Servers repeat it, and only change the length of the body: then nothing is read anew
+    but that."""
+
+    __slots__ = ("_after", "_before", "_head")
+
+    def __init__(self) -> None:
+        self._head: ResponseHead | None = None
+        """None if no head came yet that may be repeated."""
+        self._before = self._after = b""
+        """What surrounds the content-length; `_after` is empty if there is none."""
+
+    def read(self, data: bytes) -> tuple[ResponseHead, int] | None:
+        """The head that the data begins with, and where its body starts; None if it is another one."""
+        head, before, after = self._head, self._before, self._after
+        if head is None or not data.startswith(before):
+            return None
+        if not after:
+            return head, len(before)
+        end = data.find(b"\r", len(before), len(before) + MAX_LENGTH_DIGITS + 1)
+        if end < 0 or not data.startswith(after, end):
+            return None
+        written = data[len(before) : end]
+        return (head.of_length(int(written)), end + len(after)) if written.isdigit() else None
+
+    def remember(self, written: bytes, head: ResponseHead) -> None:
+        """`written`: with its empty line."""
+        self._head, self._before, self._after = head, written, b""
+        if head.length is None:
+            return
+        found = _CONTENT_LENGTH.findall(written)
+        value = written.find(found[0]) + len(found[0])
+        length = written[value : written.index(b"\r", value)]
+        if len(found) != 1 or not length.isdigit():  # a second one must be compared
+            self._head = None
+        else:
+            self._before, self._after = written[:value], written[value + len(length) :]
 
 
 def retry_after_s(head: ResponseHead, unix_time: float) -> float | None:

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.gateway.openai import BadRequest, metadata, read_body, usage_of_stream
-from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, EventStream, MalformedHttp, ResponseHead
+from pointsman.http.responses import (
+    MAX_HEAD_BYTES,
+    ChunkReader,
+    EventStream,
+    MalformedHttp,
+    RepeatedResponseHead,
+    ResponseHead,
+)
 from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,
@@ -164,6 +171,33 @@ def test_mutated_response_heads(head: bytes) -> None:
     for line in read.lines.removesuffix(b"\r\n").split(b"\r\n") if read.lines else []:
         assert not {b"\r", b"\n", b"\0"} & {line[n : n + 1] for n in range(len(line))}
         assert b":" in line
+
+
+def facts(head: ResponseHead) -> tuple[object, ...]:
+    return tuple(getattr(head, name) for name in ResponseHead.__slots__)
+
+
+@given(st.sampled_from(ANSWERS), mutated(ANSWERS, most=2))
+@settings(max_examples=1500)
+def test_a_response_head_that_is_repeated_is_read_as_if_it_were_new(first: bytes, second: bytes) -> None:
+    before, end, _ = first.partition(b"\r\n\r\n")
+    repeated = RepeatedResponseHead()
+    repeated.remember(before + end, ResponseHead(before))
+    assert repeated.read(first) is not None
+    read = repeated.read(second)
+    if read is not None:
+        assert read[1] == second.index(end) + len(end)
+        assert facts(read[0]) == facts(ResponseHead(second.partition(end)[0]))
+
+
+LENGTHS = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\ncontent-length: %b\r\n\r\n"
+
+
+def test_a_response_head_with_two_lengths_is_read_anew_each_time() -> None:
+    repeated = RepeatedResponseHead()
+    repeated.remember(LENGTHS % b"5", ResponseHead((LENGTHS % b"5").removesuffix(b"\r\n\r\n")))
+    assert repeated.read(LENGTHS % b"5") is None
+    assert repeated.read(LENGTHS % b"6") is None
 
 
 def unchunked(parts: list[bytes]) -> tuple[str, bytes]:

@@ -1,11 +1,13 @@
 """The fast parser reads plain requests exactly as llhttp does."""
 
+import re
+
 import pytest
 from httptools import HttpRequestParser
 from hypothesis import given, settings
 
 from pointsman.config.schema import LimitsSpec
-from pointsman.http.heads import LONG_BYTES, read_fast
+from pointsman.http.heads import LONG_BYTES, HttpRequest, read_fast
 from pointsman.http.parser import LARGE_BYTES, PartialBody
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated
@@ -60,6 +62,38 @@ def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     assert (request.method, request.target, request.headers) == (parsed.method, parsed.target, parsed.headers)
     assert (request.path, request.query, request.keep_alive, request.is_http_1_0) == (request.target, b"", True, False)
     assert body.ljust(length, b"x") == parsed.body
+
+
+def facts(read: tuple[HttpRequest, int, int] | None) -> object:
+    if read is None:
+        return None
+    request, start, length = read
+    return request.method, request.target, request.path, request.query, request.headers, start, length
+
+
+@given(mutated([PLAIN, chat(prompt="longer"), chat("accept: */*"), chat("Content-length: 9")], most=2))
+@settings(max_examples=1500)
+def test_a_head_that_is_repeated_is_read_as_if_it_were_new(data: bytes) -> None:
+    """The first request of a connection is a plain one."""
+    first = read_fast(PLAIN, 0, LIMITS)
+    assert first is not None
+    assert first[0].repeats is not None
+    repeated = first[0].repeats.read(data, 0, LIMITS)
+    assert repeated is None or facts(repeated) == facts(read_fast(data, 0, LIMITS))
+    assert facts(first) == facts(read_fast(PLAIN, 0, LIMITS)), "it has headers of its own"
+
+
+def test_only_the_length_of_a_repeated_head_may_change() -> None:
+    first = read_fast(PLAIN, 0, LIMITS)
+    assert first is not None
+    assert first[0].repeats is not None
+    again, longer, other = chat(), chat(prompt="x" * 5_000), chat("accept: */*")
+    for data, is_repeated in ((again, True), (longer, True), (other, False), (again[:-1], True)):
+        assert (first[0].repeats.read(data, 0, LIMITS) is not None) is is_repeated
+    for number in (b"", b"+1", b"1 ", b"0x1", b"1" * 16, b"9" * 15):  # the last one is too long a body
+        data = re.sub(rb"(?<=content-length: )\d+", number, PLAIN)
+        assert first[0].repeats.read(data, 0, LIMITS) is None
+    assert first[0].repeats.read(PLAIN, 0, LimitsSpec(max_header_bytes=10)) is None, "other limits"
 
 
 def changed(old: bytes, new: bytes) -> bytes:
