@@ -7,6 +7,9 @@ RUNS   := $(VENV)/.runs
 BENCH  := .venv-bench
 RAY    := .venv-bench-pipeline
 
+# Tests start hundreds of Python processes; without compiled files each would take twice as long to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-scaling clean
 
 run: $(RUNS)  ## two llama.cpp instances of a small chat model behind the gateway

@@ -7,7 +7,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ import pytest
 
 from bench.chaos.disks import SmallDisk, can_mount
 from bench.chaos.planes import LivePlane
+from pointsman.cli.main import main
 from pointsman.runtimes.local.store import FILE, Store
 from tests.live.manifests import manifest, simulated
 
@@ -120,12 +122,31 @@ def plane(tmp_path: Path) -> Iterator[LivePlane]:
 
 
 def refused(plane: LivePlane, *prefix: str) -> str:
-    """What `pointsman up` says. Nothing may be different afterwards, but for the lock and the empty store."""
+    """What `pointsman up` says. Nothing may be different afterwards, but for the lock and the empty store. Without a
+    prefix it runs in this process, which takes a fraction of the time."""
     file = plane.write(manifest(simulated("m", 1)))
-    command = [*prefix, sys.executable, "-m", "pointsman.cli.main", "up", str(file), "--state", str(plane.state)]
+    arguments = ["up", str(file), "--state", str(plane.state)]
     before = entries(plane.state)
+    code, output, errors = started(plane, *prefix, arguments=arguments) if prefix else called(arguments)
+    assert code == 1, errors
+    assert output == ""
+    assert errors.startswith("pointsman: ")
+    assert errors.count("\n") == 1, errors
+    assert plane.processes() == {}
+    assert set(entries(plane.state)) - set(before) <= {"lock", FILE, "secret"}
+    assert {name: kind for name, kind in entries(plane.state).items() if name in before} == before
+    return errors
+
+
+def called(arguments: list[str]) -> tuple[int, str, str]:
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
+        code = main(arguments)
+    return code, output.getvalue(), errors.getvalue()
+
+
+def started(plane: LivePlane, *prefix: str, arguments: list[str]) -> tuple[int, str, str]:
     result = subprocess.run(
-        command,
+        [*prefix, sys.executable, "-m", "pointsman.cli.main", *arguments],
         cwd=Path(__file__).parents[2],
         env={**os.environ, **plane.environment},
         capture_output=True,
@@ -133,14 +154,7 @@ def refused(plane: LivePlane, *prefix: str) -> str:
         check=False,
         timeout=60,
     )
-    assert result.returncode == 1, result.stderr
-    assert result.stdout == ""
-    assert result.stderr.startswith("pointsman: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    assert plane.processes() == {}
-    assert set(entries(plane.state)) - set(before) <= {"lock", FILE, "secret"}
-    assert {name: kind for name, kind in entries(plane.state).items() if name in before} == before
-    return result.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 def entries(state: Path) -> dict[str, str]:

@@ -143,6 +143,7 @@ class Bed:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384 if narrow else 1_000_000)
         connected.connect(self.address)
         client = Client(connected)
+        client.settle = lambda: self.thread.call(lambda: None)
         self._clients.append(client)
         return client
 

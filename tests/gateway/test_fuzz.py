@@ -90,7 +90,7 @@ def results_of(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[byte
 
 
 @given(st.data())
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
     """Responses and forwarded requests do not depend on how the bytes are split."""
     sent = data.draw(mutated(REQUESTS))
@@ -102,7 +102,7 @@ def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=300), st.data())
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_random_bytes(memory: Memory, sent: bytes, data: st.DataObject) -> None:
     _, bodies, _ = results_of(memory, data.draw(pieces(sent)))
     assert bodies == []
@@ -112,7 +112,7 @@ MOVES = st.sampled_from(["turn", "respond", "part of a response", "pause or resu
 
 
 @given(st.data())
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject) -> None:
     """Also during responses: `disconnect_all` checks that nothing is left."""
     parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
@@ -139,7 +139,7 @@ def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject
 
 
 @given(st.data())
-@settings(max_examples=600)
+@settings(max_examples=300)
 def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
     """Whatever an instance sends before it closes, the client gets one complete response or a visible truncation."""
     response = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
@@ -160,7 +160,7 @@ def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200) | mutated([head.partition(b"\r\n\r\n")[0] for head in ANSWERS]))
-@settings(max_examples=700)
+@settings(max_examples=300)
 def test_mutated_response_heads(head: bytes) -> None:
     try:
         read = ResponseHead(head)
@@ -178,7 +178,7 @@ def facts(head: ResponseHead) -> tuple[object, ...]:
 
 
 @given(st.sampled_from(ANSWERS), mutated(ANSWERS, most=2))
-@settings(max_examples=1500)
+@settings(max_examples=250)
 def test_a_response_head_that_is_repeated_is_read_as_if_it_were_new(first: bytes, second: bytes) -> None:
     before, end, _ = first.partition(b"\r\n\r\n")
     repeated = RepeatedResponseHead()
@@ -226,7 +226,7 @@ CHUNKS = [
 
 
 @given(st.data())
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     sent = data.draw(mutated(CHUNKS, most=2))
     assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
@@ -305,7 +305,7 @@ def test_bodies_of_any_shape(body: dict[str, object]) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_headers_of_any_shape(raw: dict[bytes, bytes]) -> None:
     raw = {name: bytes(byte for byte in value if byte not in b"\r\n\0") for name, value in raw.items()}
     try:

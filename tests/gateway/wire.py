@@ -174,8 +174,17 @@ class Wire:
 class Client(Wire):
     """A client's connection to the gateway."""
 
+    settle: Callable[[], None] | None = None
+    """Waits until the gateway has done everything that it does after it has sent an answer."""
+
     def read_response(self, *, to_head: bool = False) -> Message:
         """Read the next response. `to_head`: it has no body, whatever its headers say."""
+        response = self._response(to_head)
+        if self.settle is not None:
+            self.settle()
+        return response
+
+    def _response(self, to_head: bool) -> Message:
         head = self.head()
         assert _STATUS.fullmatch(head.start), head.start
         lengths, codings = head.all("content-length"), head.all("transfer-encoding")

@@ -50,7 +50,7 @@ class Parsed:
 
 
 @given(mutated([PLAIN, chat("accept: */*", "authorization: Bearer key"), chat("connection: keep-alive")], most=2))
-@settings(max_examples=1500)
+@settings(max_examples=250)
 def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     read = read_fast(data, 0, LIMITS)
     if read is None:
@@ -72,7 +72,7 @@ def facts(read: tuple[HttpRequest, int, int] | None) -> object:
 
 
 @given(mutated([PLAIN, chat(prompt="longer"), chat("accept: */*"), chat("Content-length: 9")], most=2))
-@settings(max_examples=1500)
+@settings(max_examples=250)
 def test_a_head_that_is_repeated_is_read_as_if_it_were_new(data: bytes) -> None:
     """The first request of a connection is a plain one."""
     first = read_fast(PLAIN, 0, LIMITS)

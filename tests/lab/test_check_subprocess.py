@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.errors import ConfigError, PointsmanError
-from pointsman.lab.check import Report
+from pointsman.lab.check import Report, subprocess_runner
 from pointsman.lab.check.subprocess_runner import check_in_subprocess
 
 OWN = """
@@ -126,8 +126,14 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     assert "my_wild_policies" not in sys.modules, "it was imported here too"
 
 
+@pytest.fixture
+def few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For policies that hang or exit in case after case."""
+    monkeypatch.setattr(subprocess_runner, "MAX_PROCESSES", 3)
+
+
 def checked(name: str) -> Report:
-    return check_in_subprocess(name, {}, 30, answer_timeout_s=1.0)
+    return check_in_subprocess(name, {}, 10, answer_timeout_s=1.0)
 
 
 @pytest.mark.parametrize("name", ["sleeps", "spins", "holds_the_interpreter", "catches_all"])
@@ -143,6 +149,7 @@ def test_a_policy_that_never_returns_is_ended_and_reported(own: str, name: str) 
     assert len(report.untried) == 8
 
 
+@pytest.mark.usefixtures("few_processes")
 def test_a_policy_that_hangs_is_reported_with_the_view(own: str) -> None:
     report = checked(f"{own}:hangs_when_many_wait")
     [broken] = report.broken
@@ -170,11 +177,13 @@ def test_earlier_findings_are_reported_as_well(own: str) -> None:
         ("Exits", "it raised SystemExit: 4"),
     ],
 )
+@pytest.mark.usefixtures("few_processes")
 def test_a_policy_that_exits_ends_only_its_own_process(own: str, name: str, what: str) -> None:
     [broken] = checked(f"{own}:{name}").broken
     assert (broken.promise, broken.what) == (ANSWERS, what)
 
 
+@pytest.mark.usefixtures("few_processes")
 def test_a_scheduling_policy_that_never_returns_is_reported_with_the_case(own: str) -> None:
     [broken] = checked(f"{own}:Loops").broken
     assert broken.promise == ANSWERS

@@ -127,7 +127,7 @@ def test_a_restored_guard_continues(limits: ScalingLimits, tale: Any, place: int
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     load=st.sampled_from([0.0, 0.3, 1.0, 6.0, 7.9, 13.0, 40.0]),
     concurrency=st.sampled_from([2, 4]),

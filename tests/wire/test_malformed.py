@@ -105,7 +105,7 @@ def reads(decode: Callable[[], object]) -> None:
 
 
 @given(mutated(GOOD))
-@settings(max_examples=1500)
+@settings(max_examples=250)
 def test_mutated_values(blob: bytes) -> None:
     reads(lambda: decode_plain(blob))
     reads(lambda: files_of(blob))
@@ -124,7 +124,7 @@ def _has_no_pickle(blob: bytes) -> bool:
 
 
 @given(mutated(CALLS))
-@settings(max_examples=1500)
+@settings(max_examples=250)
 def test_mutated_calls(body: bytes) -> None:
     def decode() -> None:
         head, blobs = decode_call(body)
@@ -137,7 +137,7 @@ def test_mutated_calls(body: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_random_bytes(data: bytes) -> None:
     reads(lambda: decode_plain(b"\0" + data))
     reads(lambda: decode_call(data))
