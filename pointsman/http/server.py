@@ -29,6 +29,8 @@ JSON = b"application/json"
 TRIMMED_BYTES = 64 * 1024 * 1024
 """Memory is given back once this much less is held than before."""
 RETRY_SOON = b"retry-after: 1\r\n"
+TURN_BYTES = 128 * 1024
+"""A client that sends more at once waits for the others before more of it is read: the loop would read megabytes."""
 LINGER_S = 2.0
 """How long a client whose request was refused may go on sending it, so that it gets to read why."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
@@ -192,6 +194,13 @@ class ServerConnection(asyncio.Protocol):
         self.parser.feed(data)
         if self.parser.unread:
             self._hold_unread()
+        if len(data) > TURN_BYTES:
+            self._let_read(on=False)
+            self.owner.loop.call_soon(self._let_read)
+
+    def _let_read(self, *, on: bool = True) -> None:
+        if not self._stopped_reading and not self.transport.is_closing():
+            self.transport.resume_reading() if on else self.transport.pause_reading()
 
     # Called by the parser
 
@@ -304,8 +313,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading() if is_much else self.transport.resume_reading()
 
     def _drop_unread(self) -> None:
-        """There is no memory for requests that wait for their turn: they are not answered, which the closed connection
-        tells the client."""
+        """There is no memory for requests that wait for their turn: the closed connection tells the client."""
         self.parser.close()
         self.owner.buffered.held -= self._unread
         self._unread = 0
@@ -317,9 +325,8 @@ class ServerConnection(asyncio.Protocol):
     def _timeout_s(self) -> float:
         """How long the client may take for what it does now."""
         limits, parser = self.owner.limits, self.parser
-        return (
-            limits.body_timeout if parser.in_body else limits.header_timeout if parser.in_head else limits.idle_timeout
-        )
+        before_body = limits.header_timeout if parser.in_head else limits.idle_timeout
+        return limits.body_timeout if parser.in_body else before_body
 
     # The end
 
