@@ -8,16 +8,19 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 
 import pointsman as pm
 from bench.chaos.faults import inject_fault
 from bench.chaos.planes import LivePlane
+from pointsman.gateway.grpc.server import SERVICE, PredictRequest
+from tests.gateway.grpc.grpc_bed import refusal
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import manifest, simulated
 from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, memory, statuses
@@ -33,6 +36,13 @@ def plane(module_plane: LivePlane) -> LivePlane:
     """Two engines behind a gateway that needs keys; everything else has its default."""
     module_plane.up(manifest(simulated("m", 2), **KEYS))
     return module_plane
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 def chat(**fields: Any) -> bytes:
@@ -95,13 +105,57 @@ def test_buffered_bytes_are_bounded_in_total_and_given_back(tmp_path: Path) -> N
             asked = len(siege.load.samples)
             plane.until(lambda: len(siege.load.samples) > asked + 10, "others are served meanwhile")
             for one in held:
-                one.shutdown(socket.SHUT_RDWR)
+                with suppress(OSError):  # the plane has closed those that it refused
+                    one.shutdown(socket.SHUT_RDWR)
         refused = [answer.result() for answer in answers if answer.result()]
         assert {status for answer in refused for status in statuses(answer)} == {503}
         assert all(b"\r\nretry-after: " in answer.lower() for answer in refused)
         siege.check(grown_mib=64 + 64)
         given_back = siege.before_bytes + 48 * MIB
         plane.until(lambda: memory(siege.pid, "VmRSS") < given_back, "memory is given back")
+
+
+# gRPC
+
+
+@pytest.fixture
+def over_grpc(tmp_path: Path) -> Iterator[tuple[LivePlane, int]]:
+    """A plane with few files that also listens for gRPC, and the port of that."""
+    port = free_port()
+    plane = LivePlane(tmp_path, open_files=1024)
+    try:
+        plane.up(manifest(simulated("m", 2), grpcListen=f"127.0.0.1:{port}", **KEYS))
+        yield plane, port
+    finally:
+        plane.close()
+
+
+def test_idle_connections_over_grpc_cost_no_engine(over_grpc: tuple[LivePlane, int]) -> None:
+    plane, port = over_grpc
+    engines = plane.pids()
+    with ExitStack() as stack, Siege(plane, "1,100 idle connections over gRPC").laid() as siege:
+        for _ in range(1100):
+            stack.enter_context(socket.create_connection((siege.host, port), 20.0))
+        asked = len(siege.load.samples)
+        plane.until(lambda: len(siege.load.samples) > asked + 60, "load goes on")
+    siege.check(grown_mib=64, files=1024 - 64)
+    assert plane.pids() == engines
+    assert plane.status()["problems"] == []
+
+
+def test_messages_over_grpc_without_a_key_are_not_read(over_grpc: tuple[LivePlane, int]) -> None:
+    plane, port = over_grpc
+    message = PredictRequest(application="a", json=" " * BIG).SerializeToString()
+
+    def send(_: int) -> str:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            return refusal(lambda: channel.unary_unary(f"/{SERVICE}/Predict")(message, timeout=60)).code
+
+    with Siege(plane, "20 x 31 MB over gRPC without a key").laid() as siege, ThreadPoolExecutor(20) as pool:
+        codes = list(pool.map(send, range(20)))
+    assert set(codes) == {"UNAUTHENTICATED"}
+    siege.check(grown_mib=64)
 
 
 # Names
