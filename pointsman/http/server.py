@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from pointsman.http.heads import HttpRequest, RequestLimits
 from pointsman.http.parser import RequestParser
 from pointsman.http.pool import Outbox
+from pointsman.http.responses import TURN_BYTES
 
 NEVER = float("inf")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -29,8 +30,6 @@ JSON = b"application/json"
 TRIMMED_BYTES = 64 * 1024 * 1024
 """Memory is given back once this much less is held than before."""
 RETRY_SOON = b"retry-after: 1\r\n"
-TURN_BYTES = 128 * 1024
-"""A client that sends more at once waits for the others before more of it is read: the loop would read megabytes."""
 LINGER_S = 2.0
 """How long a client whose request was refused may go on sending it, so that it gets to read why."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}

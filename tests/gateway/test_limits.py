@@ -10,7 +10,7 @@ import pytest
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.parser import MAX_CHUNKS_PER_TURN
-from pointsman.http.server import TURN_BYTES
+from pointsman.http.responses import TURN_BYTES
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, MakeBed, plan_of
 from tests.gateway.memory import Memory, statuses

@@ -6,9 +6,11 @@ During each, other clients are served, `/health` is answered, and memory and fil
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +288,49 @@ def test_a_dripping_engine_holds_no_client(tmp_path: Path) -> None:
                 answer = siege.send(siege.post(CHAT, chat(model="slow", stream=True, max_tokens=9), WITH_KEY))
             assert expected in answer, answer
             siege.check(grown_mib=32)
+
+
+class TinyChunks(BaseHTTPRequestHandler):
+    """Passes probes, and answers with streams of many events, a byte in each chunk."""
+
+    protocol_version = "HTTP/1.1"
+    payload = b'data: {"choices": []}\n\n' * 40_000 + b"data: [DONE]\n\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in payload) + b"0\r\n\r\n"
+
+    def do_GET(self) -> None:
+        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "hm"}}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        if b'"stream": true' not in self.rfile.read(int(self.headers["content-length"])):
+            self.do_GET()  # a probe
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(self.chunks)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def test_an_engine_that_answers_in_tiny_chunks_disturbs_no_client(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), TinyChunks))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        plane = LivePlane(tmp_path)
+        stack.callback(plane.close)
+        url = f"http://127.0.0.1:{server.server_port}"
+        plane.up(manifest(simulated("m", 2), {"name": "tiny", "model": "tiny", "endpoints": [{"url": url}]}, **KEYS))
+        with Siege(plane, "3 answers of 6 MB in chunks of a byte").laid() as siege, ThreadPoolExecutor(3) as pool:
+            request = siege.post(CHAT, chat(model="tiny", stream=True), WITH_KEY)
+            answers = list(pool.map(lambda one: siege.send(one, 60.0), [request] * 3))
+        assert [answer.count(b"data: {") for answer in answers] == [40_000] * 3
+        assert all(b"data: [DONE]" in answer for answer in answers)
+        siege.check(grown_mib=64)
