@@ -172,6 +172,8 @@ class Clients(set[GatewayConnection]):
         """Files that this process may have open."""
         self.closed_idle = 0
         """Connections that were closed for others."""
+        self._for_grpc = 0
+        """Descriptors for connections over gRPC."""
         self._gateway = gateway
 
     @property
@@ -179,8 +181,16 @@ class Clients(set[GatewayConnection]):
         """Each client may need a second descriptor, for the connection to an instance; clients cannot take those that
         are reserved for probes, engines and files."""
         instances = sum(len(lane.dispatcher.fleet) for lane in self._gateway.traffic.lanes.values())
-        possible = (self.max_files - RESERVED_FILES - FILES_PER_INSTANCE * instances) // 2
+        possible = (self.max_files - RESERVED_FILES - FILES_PER_INSTANCE * instances - self._for_grpc) // 2
         return min(self._gateway.limits.max_connections or MAX_CONNECTIONS, max(1, possible))
+
+    def set_aside_for_grpc(self) -> int:
+        """Set descriptors aside for clients over gRPC, a third of those for clients. Returns how many clients there may
+        be."""
+        self._for_grpc = 0
+        connections = max(1, self.limit // 3)
+        self._for_grpc = 2 * connections
+        return connections
 
     def enter(self, connection: GatewayConnection) -> bool:
         """Add a connection. False if there are too many, and none is idle."""

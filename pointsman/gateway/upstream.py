@@ -138,12 +138,12 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     def pause(self) -> None:
         """The receiver of the response does not read fast enough: read no more from the instance."""
         if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.pause_reading()
+            self._attempt.pace.let_read(on=False)
             self.deadline = inf
 
     def resume(self) -> None:
         if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
-            self._attempt.transport.resume_reading()
+            self._attempt.pace.let_read(on=True)
             self.deadline = time.monotonic() + self.upstream.settings.stall_timeout
 
     def connected(self, connection: ClientConnection) -> None:

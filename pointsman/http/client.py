@@ -103,9 +103,7 @@ class StreamedResponse:
         if pause is self._is_paused or not isinstance(self._attempt, ClientConnection):
             return
         self._is_paused = pause
-        transport = self._attempt.transport
-        if not transport.is_closing():
-            transport.pause_reading() if pause else transport.resume_reading()
+        self._attempt.pace.let_read(on=not pause)
 
     # Called by the connection
 

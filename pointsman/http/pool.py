@@ -19,7 +19,16 @@ from typing import NamedTuple, Protocol, TypeAlias, cast
 
 from pointsman.errors import PointsmanError, shown_bytes, system_reason
 from pointsman.http.heads import COPIED_BYTES, Bytes
-from pointsman.http.responses import MAX_HEAD_BYTES, ChunkReader, MalformedHttp, RepeatedResponseHead, ResponseHead
+from pointsman.http.responses import (
+    MAX_HEAD_BYTES,
+    TURN_BYTES,
+    TURN_CHUNKED_BYTES,
+    ChunkReader,
+    MalformedHttp,
+    ReadPace,
+    RepeatedResponseHead,
+    ResponseHead,
+)
 
 REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 """Method, target, authority, header lines each with its end, and length of the body."""
@@ -164,11 +173,12 @@ class ClientConnection(asyncio.Protocol):
     """One connection to a server."""
 
     __slots__ = (
-        "_buffer", "_chunks", "_head", "_left", "_pieces", "has_response", "idle_since", "listener", "pool", "reused",
-        "transport",
+        "_buffer", "_chunks", "_head", "_held", "_left", "_pieces", "has_response", "idle_since", "listener", "pace",
+        "pool", "reused", "transport",
     )  # fmt: skip
 
     transport: Transport
+    pace: ReadPace
 
     def __init__(self, pool: "ConnectionPool") -> None:
         self.pool = pool
@@ -184,6 +194,8 @@ class ClientConnection(asyncio.Protocol):
         """Bytes of the body to come; None if it ends with its chunks, or with the connection."""
         self._pieces: list[bytes] | None = None
         """Of a response that is read completely; None if it is passed on as it comes."""
+        self._held = 0
+        """Bytes of these."""
 
     def send(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
         self.listener = listener
@@ -205,12 +217,16 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(Transport, transport)
+        self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
         if self.listener is None:  # nothing was sent: the connection is not what it should be
             self.transport.abort()
             return
         self.has_response = True
+        if self.pace.later:
+            self.pace.later += data
+            return
         try:
             if self._head is None:
                 self._read_head(data)
@@ -221,6 +237,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.pool.lost(self)
+        while self.pace.later and self.listener is not None:
+            self.pace.read_on()
         if self.listener is None:
             return
         if error is None and self._head is not None and self._left is None and self._chunks is None:
@@ -264,30 +282,31 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._left, self._pieces = head.length, []
         self._chunks = ChunkReader() if head.chunked else None
+        self._held = 0
         if self._pieces is None and self.listener is not None:
             self.listener.stream_began(head)
         if rest or self._left == 0:
             self._read_body(rest)
 
     def _read_body(self, data: bytes) -> None:
+        data = self.pace.first(data, TURN_BYTES if self._chunks is None else TURN_CHUNKED_BYTES)
         if self._chunks is not None:
             data = self._chunks.feed(data)
-            ended = self._chunks.ended
-            if self._chunks.beyond:
-                raise MalformedHttp("bytes after the end of the answer")
+            ended, is_beyond = self._chunks.ended, bool(self._chunks.beyond)
         elif self._left is not None:
             self._left -= len(data)
-            if self._left < 0:
-                raise MalformedHttp("bytes after the end of the answer")
-            ended = self._left == 0
+            ended, is_beyond = self._left == 0, self._left < 0
         else:
-            ended = False
+            ended = is_beyond = False
+        if is_beyond or (ended and self.pace.later):
+            raise MalformedHttp("bytes after the end of the answer")
         if self._pieces is None:
             if data and self.listener is not None:
                 self.listener.stream_piece(data)
         else:
             self._pieces.append(data)
-            if not ended and sum(map(len, self._pieces)) > self.pool.buffered_bytes:
+            self._held += len(data)
+            if not ended and self._held > self.pool.buffered_bytes:
                 self._pass_on()
         if ended and self.listener is not None:
             self._end()
@@ -342,7 +361,7 @@ class ConnectionPool:
         self._address = _address_of(target)
         host, port, _ = self._address
         self.authority = f"{f'[{host}]' if ':' in host else host}:{port}".encode() if port else b"localhost"
-        self._loop = loop
+        self.loop = loop
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[ClientConnection] = []
         self._connecting: set[Task[None]] = set()
@@ -367,7 +386,7 @@ class ConnectionPool:
             if not connection.transport.is_closing():
                 connection.send(listener, head, body)
                 return connection
-        task = self._loop.create_task(self._connect(listener, head, body))
+        task = self.loop.create_task(self._connect(listener, head, body))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return task
@@ -391,11 +410,11 @@ class ConnectionPool:
         if not isinstance(target, UnixSocket):
             host, port, tls = self._address
             context = _tls() if tls else None
-            return (await self._loop.create_connection(lambda: ClientConnection(self), host, port, ssl=context))[1]
+            return (await self.loop.create_connection(lambda: ClientConnection(self), host, port, ssl=context))[1]
         for _ in range(BUSY_TRIES):
             try:
                 with short_path(target.path) as path:
-                    return (await self._loop.create_unix_connection(lambda: ClientConnection(self), path))[1]
+                    return (await self.loop.create_unix_connection(lambda: ClientConnection(self), path))[1]
             except BlockingIOError:  # its backlog is full; a TCP socket would wait by itself
                 await asyncio.sleep(BUSY_WAIT_S)
         raise BlockingIOError("the server accepts no connections")

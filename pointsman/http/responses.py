@@ -4,7 +4,8 @@ Enters: bytes as they arrive. Leaves: the payload. The one rule: what is not HTT
 """
 
 import re
-from collections.abc import Iterator
+from asyncio import AbstractEventLoop, Transport
+from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
@@ -383,3 +384,55 @@ def _past_line_end(data: bytes, at: int) -> int:
     if data[at : at + 2] != b"\r\n":
         raise MalformedHttp("a chunk does not end at its size")
     return at + 2
+
+
+# How much is read at a time
+
+TURN_BYTES, TURN_CHUNKED_BYTES = 128 * 1024, 8 * 1024
+"""Of one connection, which are read in one turn of the loop; it would read megabytes. Chunks may be tiny."""
+
+
+class ReadPace:
+    """Reads a connection to a server over several turns of the loop, and not while its listener waits."""
+
+    __slots__ = ("_loop", "_paused", "_read", "_transport", "later")
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop, read: Callable[[bytes], None]) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._read = read
+        self._paused = False
+        """The listener wants no more for now."""
+        self.later = b""
+        """What has arrived, and is read in a later turn."""
+
+    def first(self, data: bytes, most: int) -> bytes:
+        """What of this is read now; the rest is read later."""
+        if len(data) <= most:
+            return data
+        self.later = data[most:]
+        self._read_or_wait()
+        self._loop.call_soon(self._next_turn)
+        return data[:most]
+
+    def let_read(self, *, on: bool) -> None:
+        """Whether the listener wants more now."""
+        if on and self._paused and self.later:
+            self._loop.call_soon(self._next_turn)
+        self._paused = not on
+        self._read_or_wait()
+
+    def read_on(self) -> None:
+        """Read more of what has arrived, even if the listener waits."""
+        data, self.later = self.later, b""
+        self._read(data)
+
+    def _next_turn(self) -> None:
+        if self.later and not self._paused:
+            self.read_on()
+            self._read_or_wait()
+
+    def _read_or_wait(self) -> None:
+        if not self._transport.is_closing():
+            waits = self._paused or self.later
+            self._transport.pause_reading() if waits else self._transport.resume_reading()

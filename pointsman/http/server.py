@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from pointsman.http.heads import HttpRequest, RequestLimits
 from pointsman.http.parser import RequestParser
 from pointsman.http.pool import Outbox
+from pointsman.http.responses import TURN_BYTES
 
 NEVER = float("inf")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -192,6 +193,13 @@ class ServerConnection(asyncio.Protocol):
         self.parser.feed(data)
         if self.parser.unread:
             self._hold_unread()
+        if len(data) > TURN_BYTES:
+            self._let_read(on=False)
+            self.owner.loop.call_soon(self._let_read)
+
+    def _let_read(self, *, on: bool = True) -> None:
+        if not self._stopped_reading and not self.transport.is_closing():
+            self.transport.resume_reading() if on else self.transport.pause_reading()
 
     # Called by the parser
 
@@ -304,8 +312,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading() if is_much else self.transport.resume_reading()
 
     def _drop_unread(self) -> None:
-        """There is no memory for requests that wait for their turn: they are not answered, which the closed connection
-        tells the client."""
+        """There is no memory for requests that wait for their turn: the closed connection tells the client."""
         self.parser.close()
         self.owner.buffered.held -= self._unread
         self._unread = 0
@@ -317,9 +324,8 @@ class ServerConnection(asyncio.Protocol):
     def _timeout_s(self) -> float:
         """How long the client may take for what it does now."""
         limits, parser = self.owner.limits, self.parser
-        return (
-            limits.body_timeout if parser.in_body else limits.header_timeout if parser.in_head else limits.idle_timeout
-        )
+        before_body = limits.header_timeout if parser.in_head else limits.idle_timeout
+        return limits.body_timeout if parser.in_body else before_body
 
     # The end
 

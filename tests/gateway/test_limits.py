@@ -10,6 +10,7 @@ import pytest
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.parser import MAX_CHUNKS_PER_TURN
+from pointsman.http.responses import TURN_BYTES
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, MakeBed, plan_of
 from tests.gateway.memory import Memory, statuses
@@ -170,6 +171,33 @@ def test_one_request_per_connection_and_turn() -> None:
     assert statuses(bytes(transport.written)) == [200]
     memory.loop.turn()
     assert statuses(bytes(transport.written)) == [200] * 300
+    memory.disconnect_all()
+
+
+def test_a_client_that_sends_much_waits_for_the_others() -> None:
+    """Else the loop reads up to 8 MB of each client before it turns to the next one."""
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(head(length=10 * TURN_BYTES))
+    client.data_received(b" " * TURN_BYTES)
+    assert transport.reads
+    client.data_received(b" " * (TURN_BYTES + 1))
+    assert not transport.reads
+    memory.loop.turn()
+    assert transport.reads
+    memory.disconnect_all()
+
+
+def test_a_refused_client_waits_for_the_others_too() -> None:
+    """What it still sends is discarded, which takes time as well."""
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(head(path=b"/nowhere", length=10 * TURN_BYTES))
+    assert transport.finished
+    client.data_received(b" " * (TURN_BYTES + 1))
+    assert not transport.reads
+    memory.loop.turn()
+    assert transport.reads
     memory.disconnect_all()
 
 

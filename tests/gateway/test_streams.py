@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from pointsman.http.responses import TURN_BYTES, TURN_CHUNKED_BYTES
 from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,
@@ -23,6 +24,7 @@ from tests.gateway.backends import (
     stream,
 )
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed
+from tests.gateway.memory import Memory, statuses
 from tests.gateway.wire import Client, Message, chat, post, wait_for
 
 EVENTS = [event(n) for n in range(8)]
@@ -297,6 +299,66 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (7, 4, 8)
     assert record.first_token_at is not None
     assert dict(bed.gateway.metrics.of("chat").tokens) == {"input": 7, "output": 8, "cached": 4}
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, 3 * TURN_CHUNKED_BYTES), (0, 3 * TURN_BYTES)], ids=["in tiny chunks", "with a length"]
+)
+def test_much_of_an_answer_is_read_over_several_turns(size: int, most: int) -> None:
+    """So that an engine does not keep the loop from others."""
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(chat(stream=True))
+    memory.loop.turn()
+    [(engine, wire)] = memory.pool.made
+    payload = b"data: {}\n\n" * 40_000 + DONE
+    framed = b"content-length: %d\r\n\r\n" % len(payload)
+    whole = in_chunks(payload, size) if size else PLAIN[:-2] + framed + payload
+    engine.data_received(whole)
+    assert len(transport.written) < most
+    assert not wire.reads
+    memory.loop.turn()
+    assert wire.reads
+    written = bytes(transport.written)
+    assert statuses(written) == [200]
+    assert written.count(b"data: {}") == 40_000
+    assert (engine.listener, engine in memory.pool._idle) == (None, True)
+    memory.disconnect_all()
+
+
+def test_a_listener_that_waits_gets_nothing_in_later_turns() -> None:
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(chat(stream=True))
+    memory.loop.turn()
+    [(engine, wire)] = memory.pool.made
+    engine.data_received(in_chunks(b"data: {}\n\n" * 10_000 + DONE, 100))
+    client.pause_writing()
+    written = len(transport.written)
+    memory.loop.turn()
+    assert (len(transport.written), wire.reads) == (written, False)
+    client.resume_writing()
+    memory.loop.turn()
+    assert wire.reads
+    assert statuses(bytes(transport.written)) == [200]
+    assert transport.written.count(b"data: {}") == 10_000
+    memory.disconnect_all()
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_has_arrived_is_read_when_the_connection_ends(is_whole: bool) -> None:
+    memory = Memory()
+    client, transport = memory.client()
+    client.data_received(chat(stream=True))
+    memory.loop.turn()
+    [(engine, wire)] = memory.pool.made
+    whole = in_chunks(b"data: {}\n\n" * 10_000 + DONE, 100)
+    engine.data_received(whole if is_whole else whole[:-5])
+    wire.abort()
+    memory.loop.turn()
+    assert transport.written.count(b"data: {}") == 10_000
+    assert (b"stream_interrupted" in transport.written) is False
+    memory.disconnect_all()
 
 
 def test_many_concurrent_streams(bed: Bed) -> None:

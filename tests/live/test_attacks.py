@@ -6,18 +6,23 @@ During each, other clients are served, `/health` is answered, and memory and fil
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import msgspec
 import pytest
 
 import pointsman as pm
 from bench.chaos.faults import inject_fault
 from bench.chaos.planes import LivePlane
+from pointsman.gateway.grpc.server import SERVICE, PredictRequest
+from tests.gateway.grpc.grpc_bed import refusal
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import manifest, simulated
 from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, memory, statuses
@@ -33,6 +38,13 @@ def plane(module_plane: LivePlane) -> LivePlane:
     """Two engines behind a gateway that needs keys; everything else has its default."""
     module_plane.up(manifest(simulated("m", 2), **KEYS))
     return module_plane
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 def chat(**fields: Any) -> bytes:
@@ -95,13 +107,57 @@ def test_buffered_bytes_are_bounded_in_total_and_given_back(tmp_path: Path) -> N
             asked = len(siege.load.samples)
             plane.until(lambda: len(siege.load.samples) > asked + 10, "others are served meanwhile")
             for one in held:
-                one.shutdown(socket.SHUT_RDWR)
+                with suppress(OSError):  # the plane has closed those that it refused
+                    one.shutdown(socket.SHUT_RDWR)
         refused = [answer.result() for answer in answers if answer.result()]
         assert {status for answer in refused for status in statuses(answer)} == {503}
         assert all(b"\r\nretry-after: " in answer.lower() for answer in refused)
         siege.check(grown_mib=64 + 64)
         given_back = siege.before_bytes + 48 * MIB
         plane.until(lambda: memory(siege.pid, "VmRSS") < given_back, "memory is given back")
+
+
+# gRPC
+
+
+@pytest.fixture
+def over_grpc(tmp_path: Path) -> Iterator[tuple[LivePlane, int]]:
+    """A plane with few files that also listens for gRPC, and the port of that."""
+    port = free_port()
+    plane = LivePlane(tmp_path, open_files=1024)
+    try:
+        plane.up(manifest(simulated("m", 2), grpcListen=f"127.0.0.1:{port}", **KEYS))
+        yield plane, port
+    finally:
+        plane.close()
+
+
+def test_idle_connections_over_grpc_cost_no_engine(over_grpc: tuple[LivePlane, int]) -> None:
+    plane, port = over_grpc
+    engines = plane.pids()
+    with ExitStack() as stack, Siege(plane, "1,100 idle connections over gRPC").laid() as siege:
+        for _ in range(1100):
+            stack.enter_context(socket.create_connection((siege.host, port), 20.0))
+        asked = len(siege.load.samples)
+        plane.until(lambda: len(siege.load.samples) > asked + 60, "load goes on")
+    siege.check(grown_mib=64, files=1024 - 64)
+    assert plane.pids() == engines
+    assert plane.status()["problems"] == []
+
+
+def test_messages_over_grpc_without_a_key_are_not_read(over_grpc: tuple[LivePlane, int]) -> None:
+    plane, port = over_grpc
+    message = PredictRequest(application="a", json=" " * BIG).SerializeToString()
+
+    def send(_: int) -> str:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            return refusal(lambda: channel.unary_unary(f"/{SERVICE}/Predict")(message, timeout=60)).code
+
+    with Siege(plane, "20 x 31 MB over gRPC without a key").laid() as siege, ThreadPoolExecutor(20) as pool:
+        codes = list(pool.map(send, range(20)))
+    assert set(codes) == {"UNAUTHENTICATED"}
+    siege.check(grown_mib=64)
 
 
 # Names
@@ -232,3 +288,49 @@ def test_a_dripping_engine_holds_no_client(tmp_path: Path) -> None:
                 answer = siege.send(siege.post(CHAT, chat(model="slow", stream=True, max_tokens=9), WITH_KEY))
             assert expected in answer, answer
             siege.check(grown_mib=32)
+
+
+class TinyChunks(BaseHTTPRequestHandler):
+    """Passes probes, and answers with streams of many events, a byte in each chunk."""
+
+    protocol_version = "HTTP/1.1"
+    payload = b'data: {"choices": []}\n\n' * 40_000 + b"data: [DONE]\n\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in payload) + b"0\r\n\r\n"
+
+    def do_GET(self) -> None:
+        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": "hm"}}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        if b'"stream": true' not in self.rfile.read(int(self.headers["content-length"])):
+            self.do_GET()  # a probe
+            return
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(self.chunks)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def test_an_engine_that_answers_in_tiny_chunks_disturbs_no_client(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), TinyChunks))
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        plane = LivePlane(tmp_path)
+        stack.callback(plane.close)
+        url = f"http://127.0.0.1:{server.server_port}"
+        plane.up(manifest(simulated("m", 2), {"name": "tiny", "model": "tiny", "endpoints": [{"url": url}]}, **KEYS))
+        with Siege(plane, "3 answers of 6 MB in chunks of a byte").laid() as siege, ThreadPoolExecutor(3) as pool:
+            request = siege.post(CHAT, chat(model="tiny", stream=True), WITH_KEY)
+            answers = list(pool.map(lambda one: siege.send(one, 60.0), [request] * 3))
+        assert [answer.count(b"data: {") for answer in answers] == [40_000] * 3
+        assert all(b"data: [DONE]" in answer for answer in answers)
+        siege.check(grown_mib=64)

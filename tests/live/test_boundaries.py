@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import pointsman as pm
 from bench.chaos.planes import LivePlane
+from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import manifest, simulated
 from tests.live.siege import KEY, KEYS, Siege, statuses
 
@@ -82,10 +84,14 @@ def test_allowed_hosts_and_pages_that_need_a_key(tmp_path: Path) -> None:
         assert status_of(plane, CHAT, "origin: https://gpu.example", body=BODY) == 200
         assert status_of(plane, CHAT, "host: evil.example", body=BODY) == 403
         assert status_of(plane, "/metrics") == 200
+        text = pm.build(nodes.diamond(), name="diamond", folder=plane.folder).to_yaml()
+        plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+        assert status_of(plane, "/diamond/openapi.json") == 200
         plane.write(manifest(simulated("m", 1), publicPages=False, **KEYS))
         assert plane.pointsman("apply", plane.folder / "manifest.yaml").returncode == 0
-        assert status_of(plane, "/metrics") == 401
-        assert status_of(plane, "/metrics", f"authorization: Bearer {KEY}") == 200
+        for page in ("/metrics", "/diamond/openapi.json"):
+            assert status_of(plane, page) == 401
+            assert status_of(plane, page, f"authorization: Bearer {KEY}") == 200
         assert status_of(plane, "/v1/models") == 401
         assert status_of(plane, "/health") == 200
     finally:

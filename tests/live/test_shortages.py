@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.chaos.planes import LivePlane
-from tests.gateway.wire import Client, chat
+from tests.gateway.wire import HEALTH, Client, chat
 from tests.live.manifests import LIFECYCLE, manifest, simulated
 from tests.shortages import no_descriptors
 
@@ -60,6 +60,9 @@ class OpenedBefore:
     def __init__(self, connected: socket.socket) -> None:
         self._client = Client(connected)
 
+    def is_accepted(self) -> None:
+        assert self._client.fetch(HEALTH.replace(b"host: gateway", b"host: localhost")).status == 200
+
     def status(self) -> dict[str, Any]:
         got = self._client.fetch(b"GET /admin/v1/status HTTP/1.1\r\nhost: plane\r\n\r\n")
         assert got.status == 200
@@ -75,9 +78,13 @@ class OpenedBefore:
 
 @contextmanager
 def connected(family: int, address: Any) -> Iterator[OpenedBefore]:
+    """A connection that the plane has accepted: the system connects a client earlier, and accepting it takes a
+    descriptor."""
     with socket.socket(family) as opened:
         opened.connect(str(address) if isinstance(address, Path) else address)
-        yield OpenedBefore(opened)
+        client = OpenedBefore(opened)
+        client.is_accepted()
+        yield client
 
 
 def test_no_engine_is_killed_while_the_plane_has_no_descriptors(plane: LivePlane, aloof: AloofServer) -> None:

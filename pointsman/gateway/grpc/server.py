@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -178,6 +178,9 @@ class Health(HealthServicer):
         return all(lane is not None and len(lane.dispatcher.fleet) > 0 for lane in lanes)
 
 
+Messages: TypeAlias = AsyncIterator[bytes]
+
+
 class GrpcCall:
     """One call, and where its answer goes."""
 
@@ -185,6 +188,8 @@ class GrpcCall:
         self.sink = GrpcSink(form)
         self.request_id = ""
         """Empty until the request is admitted."""
+        self.charged = 0
+        """Bytes of its request, which count towards the gateway's limit."""
 
     def response(self, piece: str) -> Any:
         return PredictResponse(json=piece, request_id=self.request_id)
@@ -199,32 +204,32 @@ class PredictService:
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        how = {
-            "response_serializer": _serialized
-        }  # requests are read here, so that there is an answer if they cannot be
+        # Requests are decoded here, so that there is an answer if they cannot be. Each has one message; as a stream of
+        # messages it is not received before the key is checked.
+        how = {"response_serializer": _serialized}
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Predict": grpc.unary_unary_rpc_method_handler(self.predict, **how),
-                "PredictStream": grpc.unary_stream_rpc_method_handler(self.predict_stream, **how),
+                "Predict": grpc.stream_unary_rpc_method_handler(self.predict, **how),
+                "PredictStream": grpc.stream_stream_rpc_method_handler(self.predict_stream, **how),
             },
         )
 
-    async def predict(self, message: bytes, context: Context) -> Any:
+    async def predict(self, messages: Messages, context: Context) -> Any:
         call = GrpcCall(WHOLE)
         try:
-            self._begin(call, message, context)
+            await self._begin(call, messages, context)
             pieces = [piece async for piece in call.sink]
         except NotAnswered as error:
             await refuse(context, error, call.request_id)
         finally:
-            call.sink.leave()
+            self._end(call)
         return call.response(f"[{','.join(pieces)}]" if call.sink.came_in_pieces else pieces[0])
 
-    async def predict_stream(self, message: bytes, context: Context) -> None:
+    async def predict_stream(self, messages: Messages, context: Context) -> None:
         call = GrpcCall(JSON)
         try:
-            self._begin(call, message, context)
+            await self._begin(call, messages, context)
             async for piece in call.sink:
                 await context.write(call.response(piece))
         except NotAnswered as error:
@@ -232,11 +237,44 @@ class PredictService:
         except grpc.aio.InternalError:
             return  # the client has disconnected
         finally:
-            call.sink.leave()
+            self._end(call)
 
-    def _begin(self, call: GrpcCall, body: bytes, context: Context) -> None:
+    async def _begin(self, call: GrpcCall, messages: Messages, context: Context) -> None:
         """Start the request. Raises `NotAnswered`."""
         applications = self._applications
+        http, tenant, name = _as_http(context), None, ""
+        given = http.headers.get(b"x-request-id")
+        try:
+            tenant = self._gateway.admission.tenant_of(http)
+            message = await self._received(call, messages)
+            name = message.application
+            http.path = http.target = b"/" + name.encode()
+            admitted = applications.admitted(name, http, tenant)
+            call.request_id = admitted.request_id
+            application = self._application(name)
+            http.body = _input(message)
+            applications.begin(application, _within(admitted, context.time_remaining()), call.sink, http)
+        except (NotAdmitted, BadRequest, BadInput) as error:
+            if given is not None:
+                http.headers[b"x-request-id"] = given
+            turned_away, history = refused(error), self._gateway.history
+            call.request_id = history.note_refused(http, turned_away, tenant, name, call.request_id)
+            raise NotAnswered(turned_away.status, str(turned_away), turned_away.retry_after_s) from None
+
+    async def _received(self, call: GrpcCall, messages: Messages) -> Any:
+        """The request of a call, which counts towards the bytes that the gateway holds."""
+        try:
+            async with asyncio.timeout(self._gateway.limits.body_timeout):
+                body = await anext(messages, None)
+        except TimeoutError:
+            raise NotAnswered(504, "the request did not arrive in time") from None
+        if body is None:
+            raise NotAnswered(400, "the call has no PredictRequest")
+        buffered = self._gateway.buffered
+        call.charged = len(body)
+        buffered.held += call.charged
+        if buffered.is_exceeded:
+            raise NotAnswered(503, "the gateway holds too many bytes of requests; try again later", 1)
         try:
             message = PredictRequest.FromString(body)
         except DecodeError as error:
@@ -244,21 +282,11 @@ class PredictService:
         if len(message.application) > MAX_NAME:
             found = f"{len(message.application)} characters"
             raise NotAnswered(400, f"application: expected at most {MAX_NAME} characters, found {found}")
-        http, tenant = _as_http(message, context), None
-        given = http.headers.get(b"x-request-id")
-        try:
-            tenant = self._gateway.admission.tenant_of(http)
-            admitted = applications.admitted(message.application, http, tenant)
-            call.request_id = admitted.request_id
-            application = self._application(message.application)
-            http.body = _input(message)
-            applications.begin(application, _within(admitted, context.time_remaining()), call.sink, http)
-        except (NotAdmitted, BadRequest, BadInput) as error:
-            if given is not None:
-                http.headers[b"x-request-id"] = given
-            turned_away, history = refused(error), self._gateway.history
-            call.request_id = history.note_refused(http, turned_away, tenant, message.application, call.request_id)
-            raise NotAnswered(turned_away.status, str(turned_away), turned_away.retry_after_s) from None
+        return message
+
+    def _end(self, call: GrpcCall) -> None:
+        call.sink.leave()
+        self._gateway.buffered.held -= call.charged
 
     def _application(self, name: str) -> PreparedApplication:
         if self._gateway.draining:
@@ -271,14 +299,14 @@ class PredictService:
         return application
 
 
-def _as_http(message: Any, context: Context) -> HttpRequest:
-    """The call as a client over HTTP would have sent it."""
+def _as_http(context: Context) -> HttpRequest:
+    """The call as a client over HTTP would have sent it, without what its message says."""
     headers = {
         name.encode(): value.encode("utf-8", "replace")
         for name, value in context.invocation_metadata() or ()
         if isinstance(value, str)
     }
-    path = b"/" + message.application.encode()
+    path = b"/" + SERVICE.encode()
     return HttpRequest(b"POST", path, path, b"", headers | {b"content-type": b"application/json"})
 
 
@@ -313,11 +341,15 @@ class PredictServer:
 
     def __init__(self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool]) -> None:
         limits = gateway.limits
+        connections = gateway.clients.set_aside_for_grpc()
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", limits.max_body_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", limits.max_header_bytes),
+                ("grpc.max_allowed_incoming_connections", connections),
+                ("grpc.max_connection_idle_ms", round(1000 * limits.idle_timeout)),
+                ("grpc.server_handshake_timeout_ms", round(1000 * limits.header_timeout)),
                 ("grpc.server.max_pending_requests", UNREAD),
                 ("grpc.server.max_pending_requests_hard_limit", UNREAD),
                 ("grpc.so_reuseport", 0),  # else the port of another process would be shared silently

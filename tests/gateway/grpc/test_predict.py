@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import json_format, struct_pb2
 
 from pointsman.config.schema import KeySpec, TenantSpec
-from pointsman.gateway.grpc.server import PredictRequest
+from pointsman.gateway.grpc.server import SERVICE, PredictRequest
 from pointsman.types import MAX_NAME
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, request
 from tests.gateway.wire import wait_for
@@ -163,7 +163,8 @@ def test_calls_that_are_refused_are_recorded_as_over_http(grpc_bed: GrpcBed) -> 
     assert [one.code for one in refusals][::3] == ["UNAUTHENTICATED", "RESOURCE_EXHAUSTED"]
     assert [one.metadata["x-request-id"] for one in refusals] == ["stranger", "unknown", "input", "limited"]
     [stranger] = [one for one in history.strangers if one.request_id == "stranger"]
-    assert (stranger.model, stranger.path, stranger.tenant, stranger.status) == ("echo", "/echo", "", 401)
+    assert (stranger.model, stranger.path) == ("", f"/{SERVICE}"), "its message is not read"
+    assert (stranger.tenant, stranger.status) == ("", 401)
     told = [(one.request_id, one.model, one.status, one.code) for one in history.limited if one.tenant == "u"]
     assert told == [
         ("unknown", "ecco", 404, "application_not_found"),

@@ -4,10 +4,13 @@ import builtins
 import shutil
 import socket
 import subprocess
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -18,6 +21,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from pointsman.config.schema import TlsSpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.embedded import CannotListen, GrpcListener
+from pointsman.gateway.gateway import FILES_PER_INSTANCE, RESERVED_FILES
 from pointsman.gateway.grpc.server import SERVICE, PredictResponse
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, request
 from tests.gateway.wire import TIMEOUT_S, wait_for
@@ -77,6 +81,52 @@ def test_reflection_shows_the_services(grpc_bed: GrpcBed) -> None:
 def test_a_message_over_the_size_limit_is_refused(grpc_bed: GrpcBed) -> None:
     limits = grpc_bed.gateway.limits
     assert grpc_bed.refusal("echo", "x" * (limits.max_body_bytes + 1)).code == "RESOURCE_EXHAUSTED"
+
+
+def test_messages_count_towards_the_bytes_that_the_gateway_holds(grpc_bed: GrpcBed, tmp_path: Path) -> None:
+    mark, buffered = tmp_path / "mark", grpc_bed.gateway.buffered
+    assert buffered.held == 0
+    held = request("forever", str(mark))
+    held.json += " " * 50_000
+    with grpc_bed.settings(max_buffered_bytes=80_000):
+        waiting = grpc_bed.one.future(held, timeout=TIMEOUT_S)
+        wait_for(mark.exists)
+        assert buffered.held == held.ByteSize()
+        error = grpc_bed.refusal("echo", "x" * 50_000)
+        assert (error.code, error.metadata["retry-after"]) == ("UNAVAILABLE", "1")
+        assert grpc_bed.predict("echo", "x" * 10_000) == "x" * 10_000
+        waiting.cancel()
+        wait_for(lambda: buffered.held == 0)
+
+
+def test_a_message_that_does_not_come_times_out(grpc_bed: GrpcBed) -> None:
+    limits = msgspec.structs.replace(grpc_bed.gateway.limits, body_timeout=0.2)
+    never = threading.Event()
+    call = grpc_bed.channel.stream_unary(f"/{SERVICE}/Predict", _serialized, PredictResponse.FromString)
+    with grpc_bed.settings(limits=limits):
+        error = refusal(lambda: call(iter(never.wait, False), timeout=TIMEOUT_S))
+        never.set()
+    assert (error.code, error.why) == ("DEADLINE_EXCEEDED", "the request did not arrive in time")
+
+
+def test_connections_over_grpc_are_bounded_and_set_aside(grpc_bed: GrpcBed) -> None:
+    clients = grpc_bed.gateway.clients
+    another = GrpcListener(grpc_bed.gateway, grpc_bed.applications, lambda: True)
+    files, clients.max_files = clients.max_files, 300
+    try:
+        grpc_bed.thread.run(another.open("127.0.0.1:0"))
+        over_http, over_grpc = clients.limit, clients.set_aside_for_grpc()
+        instances = sum(len(lane.dispatcher.fleet) for lane in grpc_bed.gateway.traffic.lanes.values())
+        assert 2 * (over_http + over_grpc) <= 300 - RESERVED_FILES - FILES_PER_INSTANCE * instances
+        address = ("127.0.0.1", int(another.address.rpartition(":")[2]))
+        with ExitStack() as stack:
+            idle = [stack.enter_context(socket.create_connection(address, TIMEOUT_S)) for _ in range(2 * over_grpc)]
+            # A server sends its settings first; one that accepts no more closes the connection.
+            served = [bool(one.recv(1)) for one in idle]
+            assert sum(served) == over_grpc
+    finally:
+        clients.max_files = files
+        grpc_bed.thread.run(another.close(0))
 
 
 def test_an_address_in_use(grpc_bed: GrpcBed) -> None:
