@@ -294,7 +294,9 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
             if one.scaling is not None
         ]
         deployments = {
-            one.name: DeploymentScaling(replicas=one.desired.replicas, plan=one.scaling, follows=one.follows)
+            one.name: DeploymentScaling(
+                replicas=one.desired.replicas, plan=one.scaling, follows=one.follows, external=one.engine is None
+            )
             for one in self.deployments
         }
         return ScalingSetup(deployments, (*alone, *together))

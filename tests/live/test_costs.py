@@ -107,6 +107,7 @@ def test_the_cheapest_server_gets_the_requests(live: LivePlane) -> None:
     assert complete(live, "both", cost_budget=0.01)[1] == "owned"
     assert refusal(live, "both", 1e-9) == (429, "beyond-budget")
     assert live.instances("both")["rented"]["gpus"] == 2
+    assert '"both" has no engine: its servers are started by others' in live.pointsman("scale", "both", "--auto").stderr
 
 
 def test_an_estimate_is_part_of_the_decision(live: LivePlane) -> None:
