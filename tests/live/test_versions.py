@@ -108,6 +108,7 @@ def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_ref
     done = plane.pointsman("rollback", "shop")
     assert done.returncode == 1
     assert "the code of that version is not there any more" in done.stderr
+    assert f" rollback shop --state {plane.state}\n" in done.stderr.partition("Restore them, and use: ")[2]
     assert word(plane) == "two"
     plane.write("WORD = 'one'\n", "own_words.py")
     done = plane.pointsman("rollback", "shop")
@@ -159,3 +160,6 @@ def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:
     assert "500 -> 700" in json.loads(done.stdout)["changes"][0]["why"]
     with pytest.raises(PlaneRefused, match="there is no manifest of generation 9999"):
         plane.admin.post("rollback", body={"generation": 9999})
+    plane.write("REASON = 'not of any of them'\n", "own_order.py")
+    with pytest.raises(PlaneRefused, match=f"not there any more.* rollback --to {generations[0]}"):
+        plane.admin.post("rollback", body={"generation": generations[0]})
