@@ -173,17 +173,20 @@ class TestOpenAI:
 
 
 class TestAnthropic:
-    """Translated by the first gateway, and passed on to llama.cpp by the second one."""
+    """Translated by the first gateway, and passed on by the second one to llama.cpp. That ignores what this API has
+    not: only the temperature keeps its answers from ending early."""
 
     def test_messages_streams_and_counts(self, target: Target) -> None:
         model = target.alias
         with anthropic.Anthropic(**target.anthropic) as client:
             done = client.messages.create(
-                model=model, messages=HELLO, system="Be short", max_tokens=4, extra_body=IGNORE_EOS
+                model=model, messages=HELLO, system="Be short", max_tokens=4, extra_body=IGNORE_EOS | {"temperature": 0}
             )
             assert (done.stop_reason, done.usage.output_tokens) == ("max_tokens", 4)
             assert done.content[0].type == "text"
-            with client.messages.stream(model=model, messages=HELLO, max_tokens=4, extra_body=IGNORE_EOS) as stream:
+            with client.messages.stream(
+                model=model, messages=HELLO, max_tokens=4, extra_body=IGNORE_EOS | {"temperature": 0}
+            ) as stream:
                 text = "".join(stream.text_stream)
                 final = stream.get_final_message()
             assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 4)
@@ -213,7 +216,9 @@ class TestAnthropic:
         async def ask() -> int:
             async with anthropic.AsyncAnthropic(**target.anthropic) as client:
                 asked = [
-                    client.messages.create(model=target.model, messages=HELLO, max_tokens=3, extra_body=IGNORE_EOS)
+                    client.messages.create(
+                        model=target.model, messages=HELLO, max_tokens=3, extra_body=IGNORE_EOS | {"temperature": 0}
+                    )
                     for _ in range(4)
                 ]
                 return sum(done.usage.output_tokens for done in await asyncio.gather(*asked))
