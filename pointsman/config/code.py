@@ -96,11 +96,41 @@ def digest(files: Iterable[tuple[str, Path]]) -> str:
 
 def code_version(codes: Iterable[str], roots: Sequence[Path]) -> str:
     """The digest of what these are loaded from: `package.module:Name` or `path/file.py:Name`, below some folders."""
+    return digest(_files_of(codes, roots))
+
+
+def _files_of(codes: Iterable[str], roots: Sequence[Path]) -> set[tuple[str, Path]]:
     found = set()
     for start in [code.rpartition(":")[0] for code in codes if code]:
         beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas look for what it imports
         found |= set(SourceTree([*roots[:1], *beside, *roots[1:]]).modules_of(start).items())
-    return digest(found)
+    return found
+
+
+class CodeInForce:
+    """Code as it was when its document was loaded. Processes that start later load what is there then."""
+
+    def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
+        self._codes = codes
+        self._roots = roots
+        files = _files_of(codes, roots)
+        self._seen = {file: _stamp(file) for _, file in files}
+        self.version = digest(files)
+
+    def is_edited(self) -> bool:
+        """Whether it would be loaded from other content now. Reads files only if one of them was written."""
+        if all(_stamp(file) == stamp for file, stamp in self._seen.items()):
+            return False
+        return code_version(self._codes, self._roots) != self.version
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    """Differs once the file was written; None if it is gone."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 # Code that runs in this process: policies, plugins and engines of the user's

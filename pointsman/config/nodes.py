@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pointsman.config.building import arguments_of, built
-from pointsman.config.code import code_version
+from pointsman.config.code import CodeInForce
 from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
 from pointsman.config.plan import PYTHON, DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
@@ -47,8 +47,9 @@ class Nodes:
                 continue  # reported already
             how = self._scheduling(node.options, (*path, "scheduling"))
             scaled = self.scaling.of(node, path)
+            code = self._code(node)
             for rank in ranks(node):
-                plan = self._deployment(node, rank, how, scaled, path)
+                plan = self._deployment(node, rank, how, scaled, code, path)
                 if plan is not None:
                     made.append(plan)
         return made
@@ -78,13 +79,19 @@ class Nodes:
             yield ingress, (INGRESS,)
 
     def _deployment(
-        self, node: Node, rank: int | None, how: Scheduling, scaled: ScalingPlan | None, path: FieldPath
+        self,
+        node: Node,
+        rank: int | None,
+        how: Scheduling,
+        scaled: ScalingPlan | None,
+        code: CodeInForce,
+        path: FieldPath,
     ) -> DeploymentPlan | None:
         name, options = deployment_name(self._application, node.name, rank), node.options
         kind = engines().find(PYTHON, self._problems, path)
         if kind is None:
             return None
-        parameters = self._parameters(node, rank)
+        parameters = self._parameters(node, rank, code.version)
         validator = Validator(self._problems)
         engine = built(kind, parameters, path, validator)
         if engine is INVALID:
@@ -119,6 +126,7 @@ class Nodes:
             scaling=None if rank else scaled,
             follows=deployment_name(self._application, node.name, 0) if rank and scaled is not None else "",
             internal=True,
+            replica_code=code,
         )
 
     def _scheduling(self, options: NodeOptions, path: FieldPath) -> Scheduling:
@@ -127,7 +135,7 @@ class Nodes:
             spec = Validator(self._problems).value(dict(options.scheduling), SchedulingSpec, path)
         return scheduling(spec, self._problems, path)
 
-    def _parameters(self, node: Node, rank: int | None) -> dict[str, Any]:
+    def _parameters(self, node: Node, rank: int | None, code_version: str) -> dict[str, Any]:
         """What a replica is started from. A replica with other parameters is another program."""
         is_ingress, options = node.name == INGRESS, node.options
         return {
@@ -138,7 +146,7 @@ class Nodes:
             "folder": str(self._folder),
             "args": self._arguments(list(node.args)),
             "kwargs": self._arguments(node.kwargs),
-            "version": ".".join(filter(None, [node.version, self._code_version(node)])),
+            "version": ".".join(filter(None, [node.version, code_version])),
             "threads": options.threads,
             "rank": rank,
             "shards": options.shards,
@@ -170,11 +178,11 @@ class Nodes:
         if source.endswith(".py") and not (self._folder / source).is_file():
             self._problems.warn(path, f"there is no file {self._folder / source}")
 
-    def _code_version(self, node: Node) -> str:
-        """Of its modules, and of those that they import from the folders of the application."""
+    def _code(self, node: Node) -> CodeInForce:
+        """Its modules, and those that they import from the folders of the application."""
         graph = self._graph
         codes = [graph.preprocessor, graph.schema] if node.name == INGRESS else [node.code]
-        return code_version(codes, [self._folder, *(self._folder / root for root in graph.python_path)])
+        return CodeInForce(codes, [self._folder, *(self._folder / root for root in graph.python_path)])
 
 
 def ranks(node: Node) -> list[int | None]:

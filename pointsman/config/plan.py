@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.config.code import CodeInForce
 from pointsman.config.problems import ConfigWarning
 from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
 from pointsman.control.desired import Desired, DesiredDeployment
@@ -138,6 +139,8 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """It has as many instances as this deployment: all shards of a node follow the first one."""
     internal: bool = False
     """Only pipelines send it requests: clients cannot use its model."""
+    replica_code: CodeInForce | None = None
+    """The user's code that its replicas load when they start; None if it has none."""
 
     @property
     def name(self) -> str:
@@ -291,7 +294,9 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
             if one.scaling is not None
         ]
         deployments = {
-            one.name: DeploymentScaling(replicas=one.desired.replicas, plan=one.scaling, follows=one.follows)
+            one.name: DeploymentScaling(
+                replicas=one.desired.replicas, plan=one.scaling, follows=one.follows, external=one.engine is None
+            )
             for one in self.deployments
         }
         return ScalingSetup(deployments, (*alone, *together))

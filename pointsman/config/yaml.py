@@ -28,6 +28,13 @@ OWN_FIELDS: Mapping[str, frozenset[str]] = {
     "Application": frozenset({"nodes", "calls", "output", "ingress"}),
 }
 """Fields by which our documents are recognised if they have no `kind`."""
+PICKER_FIELDS = frozenset({"plugins", "schedulingProfiles"})
+ELSEWHERE = {
+    "EndpointPickerConfig": "an EndpointPickerConfig, which is part of a manifest: write its fields under "
+    "deployments[].scheduling.config, of the deployment whose requests it schedules",
+    "Fleet": "a fleet, which is no part of a manifest: it goes with --fleet of the command place",
+}
+"""Kinds of documents that belong somewhere else than where some are expected."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -205,6 +212,11 @@ def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Pr
     kind = data.get("kind")
     if isinstance(kind, str) and kind in kinds:
         return kind
+    own = any(fields & data.keys() for fields in OWN_FIELDS.values())
+    meant = "EndpointPickerConfig" if kind is None and not own and PICKER_FIELDS & data.keys() else kind
+    if isinstance(meant, str) and meant in ELSEWHERE and meant not in kinds:
+        problems.add(("kind",), f"this is {ELSEWHERE[meant]}")
+        problems.raise_if_any()  # nothing else in it can be right
     likely = next((name for name in kinds if OWN_FIELDS.get(name, frozenset()) & data.keys()), next(iter(kinds)))
     if kind is None:
         return likely

@@ -453,6 +453,8 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "policy-blocked": "was interrupted after {limit_ms:g} ms",
     "policy-suspended": "is suspended for another {left_s:.3g} s, as it {cause}",
     "policy-unguarded": 'deployment "{deployment}": calls of {policy} cannot be timed; write it as an ordinary class',
+    "answers-useless": 'deployment "{deployment}": answers of its scheduling code could not be used ({count} times, '
+    "the last: {last}); a stand-in decided; correct the code, and apply it again",
     "policy-misbehaves": _either(
         "left_s",
         None,

@@ -41,7 +41,7 @@ from pointsman.routing.events import (
     Watch,
 )
 from pointsman.routing.queue import Queued
-from pointsman.routing.records import Journal, Record
+from pointsman.routing.records import Journal, Record, Useless
 from pointsman.routing.request_table import Pool, RequestTable, Sent
 from pointsman.routing.routes import DEFAULT_SETTINGS, Chooser, DispatcherSettings, DispatchPlan
 from pointsman.routing.sending import PluginHooks, Sender
@@ -315,7 +315,7 @@ class Dispatcher:
         """Those in force."""
         self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         """They read what `Scraped` delivers."""
-        self._journal.strategy = plan.route.name
+        self._journal.strategy, self.counters.useless = plan.route.name, Useless()
         self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
         self._chooser.failed = self._journal.error
         self._evicts = plan.make_eviction is not None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pointsman.errors import PluginError
 from pointsman.reasons import Reason, reason_of
 from pointsman.render.text import trace_table
 from pointsman.routing.decisions import Decided, Unplaced
@@ -82,6 +83,14 @@ class Account:
         return self.met / ended if ended else None
 
 
+class Useless(msgspec.Struct, frozen=True):
+    """Answers of policies and plugins that the dispatcher could not use, since its plan is in force."""
+
+    count: int = 0
+    last: str = ""
+    """What was wrong with the last one."""
+
+
 class Counters:
     """Counts since the dispatcher was created; they only grow."""
 
@@ -98,6 +107,7 @@ class Counters:
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
+        self.useless = Useless()
 
     def dispatched(self, strategy: str, instance_id: str, waited_s: float) -> None:
         account = self.accounts.get((strategy, instance_id)) or self._account(strategy, instance_id)
@@ -470,6 +480,8 @@ class Journal:
             return
         text = f"{type(error).__name__}: {error}"
         self.counters.policy_error(f"{whose}: {text}" if whose else text)
+        last = str(error) if isinstance(error, PluginError) else text
+        self.counters.useless = Useless(self.counters.useless.count + 1, last)
 
     def _ended(self, outcome: str, record: Record | None) -> None:
         if record is None:

@@ -13,7 +13,7 @@ from pointsman.routing.estimates import UNKNOWN_PRICE
 from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.plugins import Admitter, Endpoints, RequestCycle
 from pointsman.routing.queue import FlowControl, InFlightEviction, Queued, SaturationDetector
-from pointsman.routing.user_code import UserCodeFailed
+from pointsman.routing.user_code import UserCodeFailed, decisions_in, what_it_did
 from pointsman.selection import Cycle, Scheduler, SchedulingFailure, Trace, mixed
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
@@ -127,7 +127,7 @@ class Chooser:
         """The decisions of a policy about these requests, checked. The policy may raise any exception."""
         policy.now = now
         policy.seed = self._seed = (self._seed + SEED_STEP) & _64_BITS
-        decisions = policy.schedule(list(requests), self._fleet.instances())
+        decisions = decisions_in(policy.schedule(list(requests), self._fleet.instances()))
         return vet(decisions, requests, EndpointTable(self._fleet.instances()), policy.price_per_gpu_hour)
 
 
@@ -135,7 +135,7 @@ def stood_in(stand_in: str, policy: str, error: Exception) -> Reason:
     """Why the stand-in decided and not the policy."""
     if isinstance(error, UserCodeFailed):
         return Reason("stand-in-decided", {"stand_in": stand_in, "policy": error.plugin, "cause": error.why})
-    broken = error.broken if isinstance(error, PluginError) else f"raised {type(error).__name__}: {error}"
+    broken = error.broken if isinstance(error, PluginError) else what_it_did(error)
     name = error.plugin if isinstance(error, PluginError) else policy
     cause = Reason("policy-failed", {"error": broken})
     return Reason("stand-in-decided", {"stand_in": stand_in, "policy": name, "cause": cause})

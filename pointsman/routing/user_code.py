@@ -5,7 +5,7 @@ not called while they are suspended. The one rule: user code that is slow, block
 decisions, and nothing else anything. Methods of built-in plugins are not touched.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import getattr_static
 from types import FunctionType
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from pointsman.errors import PluginError
 from pointsman.reasons import Reason
 from pointsman.render.text import one_line
 from pointsman.selection import plugin_name
+from pointsman.types import SchedulingDecision
 
 TIME_LIMIT_S = 0.005
 """For one call of a user's code, by default."""
@@ -130,6 +131,22 @@ class Misconduct(msgspec.Struct):
         return Reason("policy-misbehaves", {"policy": self.policy, "count": self.count, **told})
 
 
+class WrongAnswer(Exception):
+    """What a policy returned is not of the form that its interface demands."""
+
+
+def decisions_in(answer: object) -> list[SchedulingDecision]:
+    """What `schedule` has returned. Raises `WrongAnswer` if that is not decisions only."""
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
+        what = "None" if answer is None else one_line(f"{answer!r}", MAX_TEXT)
+        raise WrongAnswer(f"returned {what} from schedule(), not a list of decisions")
+    decisions = list(answer)
+    for one in decisions:
+        if not isinstance(one, SchedulingDecision):
+            raise WrongAnswer(f"returned {one_line(repr(one), MAX_TEXT)} among its decisions")
+    return decisions
+
+
 class UserCodeFailed(PluginError):
     """A user's code gave no answer: it raised, blocked, or is suspended."""
 
@@ -195,6 +212,7 @@ class Containment:
                     return _stand_in(name, about, UserCodeFailed(told.policy, why))
             try:
                 answer, taken_s = watch.call(limit_s * STALL_FACTOR, call, about)
+                answer = decisions_in(answer) if name == "schedule" else answer
             except (Exception, Stalled) as error:
                 cause = _cause(error, limit_s)
                 told.went_wrong(cause, watch.now(), suspend=suspends and isinstance(error, Stalled))
@@ -212,11 +230,16 @@ class Containment:
         return guarded
 
 
-def _cause(error: BaseException, limit_s: float) -> Reason:
+def _cause(error: Exception | Stalled, limit_s: float) -> Reason:
     if isinstance(error, Stalled):
         return Reason("policy-blocked", {"limit_ms": limit_s * STALL_FACTOR * 1000})
-    text = one_line(f"raised {type(error).__name__}: {error}", MAX_TEXT).rstrip(": ")
-    return Reason("policy-raised", {"error": type(error).__name__, "text": text})
+    return Reason("policy-raised", {"error": type(error).__name__, "text": what_it_did(error)})
+
+
+def what_it_did(error: Exception) -> str:
+    if isinstance(error, WrongAnswer):
+        return str(error)
+    return one_line(f"raised {type(error).__name__}: {error}", MAX_TEXT).rstrip(": ")
 
 
 def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:

@@ -84,7 +84,7 @@ class Documents:
             if before is None:
                 raise PointsmanError(f'there is no version of "{name}" before the one in force')
             plan = await _loaded(before)
-            _check_code(before, plan, "deploy")
+            _check_code(before, plan, command("rollback", name))
             changed = self.revision.changed(before, plan)
             return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation)
 
@@ -97,7 +97,7 @@ class Documents:
         async with self._changing:
             found = _earlier(self.history(), generation)
             plan = await _loaded(found.document)
-            _check_code(found.document, plan, "apply")
+            _check_code(found.document, plan, command("rollback", "--to", str(found.generation)))
             changed = self.revision.changed(found.document, plan)
             return self.put_in_force(*changed, confirmation=confirmation, restores=found.content)
 
@@ -166,11 +166,11 @@ def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredMa
 
 
 def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None:
-    """Raise if the code that an earlier version ran is not there any more."""
+    """Raise if the code that an earlier version ran is not there any more. `again`: the command to repeat then."""
     if document.code != plan.code:
         raise PointsmanError(
             f"nothing was changed, because the code of that version is not there any more: files in {document.folder} "
-            f"have changed since. Restore them, and use: {command(again, document.file or 'FILE')}"
+            f"have changed since. Restore them, and use: {again}"
         )
 
 

@@ -112,6 +112,30 @@ class Evidence:
         self._idle.intersection_update(self._seen)
 
 
+class LoadedCode:
+    """Replicas that have loaded other code than that in force, because it was edited before they started."""
+
+    def __init__(self) -> None:
+        self._edited: set[str] = set()
+
+    def launched(self, instance_id: str, plan: DeploymentPlan) -> None:
+        """An instance starts, and loads its code as it is now."""
+        self._edited.discard(instance_id)
+        if plan.replica_code is not None and plan.replica_code.is_edited():
+            self._edited.add(instance_id)
+
+    def keep(self, instance_ids: Collection[str]) -> None:
+        """Forget all others."""
+        self._edited.intersection_update(instance_ids)
+
+    def problems(self) -> list[str]:
+        return [
+            f"{name} runs code that was edited since it was deployed; to put the edited code in force for all, deploy "
+            "or apply it again"
+            for name in sorted(self._edited)
+        ]
+
+
 def _key(source: str) -> str:
     try:
         return read_key(source)
@@ -124,6 +148,7 @@ class EngineInstances:
 
     def __init__(self, runtime: Runtime, load: LoadTable, tell: Tell, deployment_of: Callable[[str], str]) -> None:
         self.directory = Directory()
+        self.loaded_code = LoadedCode()
         self.user_configs = UserConfigs(lambda: runtime.replicas.secret)
         self._runtime = runtime
         self._tell = tell
@@ -149,6 +174,7 @@ class EngineInstances:
         names = {one.id for one in known}
         self.directory.keep(names)
         self._evidence.keep(names)
+        self.loaded_code.keep(names)
         kept = {*deployments, *(one.deployment for one in known)}
         recipes = {(one.deployment, one.recipe) for one in known}
         self._plans = {name: plan for name, plan in self._plans.items() if name in kept}
@@ -171,6 +197,7 @@ class EngineInstances:
         entry = self.directory.get(command.instance_id)
         assert entry is not None, "it was entered"
         config = self.user_configs.launched(command.instance_id, plan.name) if plan.is_replica else b""
+        self.loaded_code.launched(command.instance_id, plan)
 
         def spec(host: str, port: int) -> LaunchSpec:
             launch = engine.launch(entry.model, host, port)

@@ -167,6 +167,7 @@ class Plane:
             "problems": [
                 *map(str, given_up(instances)),
                 *self.documents.files.problems(),
+                *self.instances.loaded_code.problems(),
                 *self.instances.user_configs.problems(),
                 *self.runtime.problems(),
                 *self.documents.revision.broken.values(),

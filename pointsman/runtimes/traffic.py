@@ -290,7 +290,13 @@ def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
     merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
     contained = [(lane.name, lane.containment) for lane in lanes if lane.containment is not None]
     misbehaving = [reason for name, one in contained for reason in one.problems(name)]
-    return [str(reason) for reason in (*short, *merged, *misbehaving)]
+    useless = [(lane.name, lane.dispatcher.counters.useless) for lane in lanes]
+    wrong = [
+        Reason("answers-useless", {"deployment": name, "count": one.count, "last": one.last})
+        for name, one in useless
+        if one.count
+    ]
+    return [str(reason) for reason in (*short, *merged, *misbehaving, *wrong)]
 
 
 def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
     """None if it is not scaled."""
     follows: str = ""
     """It has as many replicas as this deployment: the first shard of its node."""
+    external: bool = False
+    """It has no engine, only servers that others start."""
 
 
 class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,6 +244,8 @@ class Autoscaler:
             raise UnknownName("deployment", name, known)
         found = known[found].follows or found
         if found not in self.deployments:
+            if known[found].external:
+                raise PointsmanError(f'"{found}" has no engine: its servers are started by others, and are not scaled')
             number, example = known[found].replicas, "scaling: {min: 1, max: 4}"
             raise PointsmanError(
                 f'"{found}" has a fixed number of instances, which is {number}; give it a section such as {example}'

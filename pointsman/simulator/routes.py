@@ -98,7 +98,8 @@ ROUTES: Routes = MappingProxyType(
 
 
 def _check_model(answering: Answering, model: str) -> None:
-    if model != answering.server.settings.model:
+    """As vLLM does: a request that names no model is for the one that is served."""
+    if model not in ("", answering.server.settings.model):
         raise BadCompletionRequest(404, f"The model `{model}` does not exist.", "model")
 
 
@@ -121,6 +122,7 @@ def _write(answering: Answering, request: CompletionRequest, *, is_chat: bool) -
     tokens, reason = natural, "stop"
     if request.max_tokens is not None and (request.ignore_eos or request.max_tokens < natural):
         tokens, reason = request.max_tokens, "length"
+    request = request._replace(model=settings.model)
     wording = Wording(request, is_chat, next(answering.server.answer_numbers), int(time.time()))
     _Writing(answering, request, wording, tokens, reason).begin(prompt_tokens)
 

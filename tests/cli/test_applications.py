@@ -83,6 +83,9 @@ def test_files_are_relative_to_where_it_is_written(folder: Path) -> None:
         ("shop.py", '"shop.py" names no pipeline; write module:name or path/file.py:name'),
         ("shp.py:dag", 'cannot read shp.py: there is no such file; did you mean "shop.py"?'),
         ("shp:dag", 'there is no module "shp"; it must be installed, or be in the current directory or PYTHONPATH'),
+        ("shop.py:pm.RequestMetadata", "shop.py:pm.RequestMetadata is a class, not a pipeline; decorate it with"),
+        ("shop.py:pm", "shop.py:pm is a module, not a pipeline"),
+        ("shop.py:Model", "bind"),
         ("broken.py:dag", 'module "broken.py" cannot be imported: ZeroDivisionError: division by zero'),
     ],
 )

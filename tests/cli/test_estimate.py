@@ -53,6 +53,21 @@ def test_gguf_is_for_llama_cpp_and_says_how_many_layers_fit(capsys: pytest.Captu
     assert large.endswith("4 of 4")
 
 
+def test_weights_in_a_python_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "weights_of_mine").mkdir()
+    (tmp_path / "weights_of_mine" / "tiny.gguf").symlink_to(TINY_GGUF)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["estimate", "package:weights_of_mine/tiny.gguf"]) == 0
+    assert capsys.readouterr().out.startswith("tiny-pydoc-hf: llama, 4 layers")
+    assert main(["estimate", "package:weights_of_others/tiny.gguf"]) == 1
+    told = "the Python package weights_of_others is not installed; run: pip install weights_of_others"
+    assert capsys.readouterr().err == f"pointsman: {told}\n"
+    assert main(["estimate", "package:weights_of_mine/huge.gguf"]) == 1
+    assert "huge.gguf cannot be read as a model: there is no such file" in capsys.readouterr().err
+
+
 def test_the_exit_code_is_1_if_it_fits_on_no_named_gpu(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", qwen, "--gpu", "L4"]) == 1
     assert main(["estimate", qwen, "--gpu", "L4", "--gpu-memory", "200GiB"]) == 0

@@ -64,7 +64,7 @@ def test_five_mistakes_in_one_file_are_five_errors_with_lines(broken: Path) -> N
         f'{broken}:12: schedulingProfiles[0].plugin: unknown field; did you mean "plugins"?',
         f"{broken}:14: schedulingProfiles[0].plugins[0].pluginRef: "
         'no plugin is named "load-aware"; did you mean "load-aware-scorer"?',
-        f"{broken}: 5 problems; nothing was applied",
+        f"{broken}: 5 problems",
     ]
 
 

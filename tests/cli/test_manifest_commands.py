@@ -143,9 +143,16 @@ def test_a_bad_file_reaches_nobody(command: str, plane: Plane, file: Path, capsy
 def test_a_file_that_is_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "gone.yaml")]) == 1
     assert "gone.yaml: cannot be read: there is no such file" in capsys.readouterr().err
-    (tmp_path / "picker.yaml").write_text("kind: EndpointPickerConfig\n")
-    assert main([command, str(tmp_path / "picker.yaml")]) == 1
-    assert 'picker.yaml:1: kind: unknown kind "EndpointPickerConfig"' in capsys.readouterr().err
+    for text, told in {
+        "kind: EndpointPickerConfig\nplugins: []\n": "is an EndpointPickerConfig, which is part of a manifest",
+        "schedulingProfiles: []\n": "is an EndpointPickerConfig, which is part of a manifest: write its fields under",
+        "kind: Fleet\n": "is a fleet, which is no part of a manifest: it goes with --fleet of the command place",
+    }.items():
+        (tmp_path / "other.yaml").write_text(text)
+        assert main([command, str(tmp_path / "other.yaml")]) == 1
+        [problem, last] = capsys.readouterr().err.splitlines()
+        assert f"kind: this {told}" in problem
+        assert last == "pointsman: 1 problem; nothing was applied"
 
 
 def test_what_only_the_plane_finds_wrong_is_shown_in_the_same_way(

@@ -157,6 +157,18 @@ def test_explaining_an_unknown_request_fails(live: LivePlane) -> None:
     assert 'there is no record of a request "never-sent"' in result.stderr
 
 
+def test_a_name_of_another_kind_is_recognised(live: LivePlane) -> None:
+    for words, told in {
+        ("rollback", "other"): '"other" is a deployment, not an application; there is no application',
+        ("explain", "m-1"): '"m-1" is an instance, not a request',
+        ("logs", "other"): '"other" is a deployment, not an instance; use: other-1',
+        ("explain", "deployment", "othr"): 'unknown deployment "othr"; did you mean "other"?',
+    }.items():
+        done = live.pointsman(*words)
+        assert done.returncode == 1
+        assert told in done.stderr
+
+
 def test_status_shows_every_instance(live: LivePlane) -> None:
     result = live.pointsman("status")
     assert result.returncode == 0

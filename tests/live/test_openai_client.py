@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -93,6 +94,20 @@ class TestResponses:
             assert math.isclose(sum(x * x for x in first), 1.0, rel_tol=1e-3)
             assert first == pytest.approx(again, abs=1e-3)
             assert first != pytest.approx(other, abs=1e-3)
+
+    def test_other_paths_of_the_engine_are_passed_on(self, live: LivePlane) -> None:
+        asked = {"model": "tiny", "content": "import os"}
+        answer = httpx.post(f"{live.url}/tokenize", json=asked, headers={"authorization": f"Bearer {KEY}"}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["tokens"]) > 1
+
+    def test_streams_without_usage_are_counted(self, client: openai.OpenAI, live: LivePlane) -> None:
+        stream = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=6, stream=True, extra_body=IGNORE_EOS,
+            extra_headers={"x-request-id": "usage-not-asked-for"},
+        )  # fmt: skip
+        assert [piece for piece in stream if piece.usage] == []
+        assert live.admin.get("requests", "usage-not-asked-for")["output_tokens"] == 6
 
     def test_models_are_listed_with_their_aliases(self, client: openai.OpenAI) -> None:
         assert {model.id for model in client.models.list()} == {"tiny", "gpt-4o-mini", "vectors"}

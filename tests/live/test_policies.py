@@ -40,6 +40,8 @@ class Moody(SchedulingPolicy):
                     pass
             if b"raise" in prompt:
                 raise LookupError("no idea")
+            if b"forget" in prompt:
+                return None
         return self.herd(requests, instances)
 
     def herd(self, requests, instances):
@@ -49,6 +51,8 @@ class Moody(SchedulingPolicy):
 
 class OwnScorer:
     def scores(self, cycle, candidates):
+        if b"too few" in bytes(cycle.request.prompt):
+            return []
         if b"sleep" in bytes(cycle.request.prompt):
             time.sleep({SLEEP_S})
         return [1.0 for _ in candidates]
@@ -159,6 +163,20 @@ def test_a_scorer_that_blocks_is_replaced(live: LivePlane) -> None:
     record = live.admin.get("requests", "scored-2")
     assert (record["strategy"], record["dropped"]["facts"]["policy"]) == ("fifo", "own-scorer")
     assert policies(live, "scored")["message"] == "was interrupted after 100 ms"
+
+
+def test_answers_of_the_wrong_form_are_shown(live: LivePlane) -> None:
+    live.until(lambda: in_service(live), "the policy is in service")
+    assert complete(live, "moody", "forget", "forgotten") == 200
+    assert policies(live, "moody")["message"] == "returned None from schedule(), not a list of decisions"
+    assert "not Moody, which returned None from schedule()" in shown(live, "explain", "forgotten")
+    live.until(lambda: policies(live, "scored")["suspended_s"] is None, "the scorer may be tried again")
+    assert complete(live, "scored", "too few", "too-few") == 200
+    [problem] = [one for one in live.status()["problems"] if "could not be used" in one]
+    assert problem == (
+        'deployment "scored": answers of its scheduling code could not be used (1 times, the last: '
+        'plugin "own-scorer" gave 0 scores for 1 candidates); a stand-in decided; correct the code, and apply it again'
+    )
 
 
 def test_an_overdue_request_leaves_the_only_place_to_one_that_can_be_saved(live: LivePlane) -> None:

@@ -110,8 +110,10 @@ def test_every_request_is_listed_once_with_its_outcome_and_survives_a_kill(plane
 
     plane.until(lambda: stored_lines(plane) == len(records), "all of them are stored")
     time.sleep(1.1)  # what tenants have used is saved once a second
+    history = plane.admin.get("history")
     plane.kill()
     plane.up()
+    assert plane.admin.get("history") == history
     again = listed(plane)
     assert [one | {"arrived": ""} for one in again] == [one | {"arrived": ""} for one in records]
     assert again[0]["arrived"][:17] == records[0]["arrived"][:17]

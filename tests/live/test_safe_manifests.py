@@ -118,6 +118,18 @@ def test_without_a_terminal_the_command_needs_yes(plane: LivePlane) -> None:
     assert status_without_key(plane) == 200
 
 
+def test_a_rollback_that_is_destructive_needs_yes_too(plane: LivePlane) -> None:
+    file = plane.write(manifest(simulated("m", 3), simulated("other", 1)), "open.yaml")
+    assert plane.pointsman("apply", file, "--yes", "--no-wait").returncode == 0
+    plane.admin.post("apply", body=body(plane, BASE))
+    done = plane.pointsman("rollback")
+    assert done.returncode == 1
+    assert "nothing was changed: it removes authentication" in done.stderr
+    assert status_without_key(plane) == 401
+    assert plane.pointsman("rollback", "--yes", "--no-wait").returncode == 0
+    assert status_without_key(plane) == 200
+
+
 def test_half_of_the_instances_may_go_without_a_question(plane: LivePlane) -> None:
     text = manifest(simulated("m", 2), **KEYS)
     assert plane.pointsman("apply", plane.write(text, "half.yaml")).returncode == 0

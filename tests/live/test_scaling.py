@@ -234,6 +234,8 @@ def test_broken_policies_are_reported_and_affect_no_other_deployment(plane: Live
     assert "returned -3" in problems
     assert "returned 'many'" in problems
     assert " 0.5 s (timeLimit)" in problems
+    assert " 0.5 s (timeLimit)" in plane.pointsman("explain", "deployment", "slow").stdout
+    assert any("timeLimit" in one["problem"] for one in plane.admin.get("deployments", "slow", "scaling")["records"])
     with Load(plane.url, list(names), clients=4) as load:
         plane.until(lambda: len(load.samples) > 40, "load")
     assert load.unexpected() == []

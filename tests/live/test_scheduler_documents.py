@@ -5,6 +5,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,12 @@ DOCUMENTS = {
         dataLayer={"discovery": {"endpoints": {"pluginRef": "file-discovery"}}},
         schedulingProfiles=stages("topology-affinity-filter"),
     ),
+    "row": document(
+        *STAGES,
+        plugin("topology-extractor", rack="row"),
+        "topology-affinity-scorer",
+        schedulingProfiles=stages("topology-affinity-scorer"),
+    ),
     "session": document(
         *STAGES,
         plugin("session-affinity-scorer", profileName="prefill"),
@@ -157,12 +164,32 @@ DOCUMENTS = {
     ),
     "media": document("mm-embeddings-cache-scorer"),
     "older": document(plugin("prefix-cache-scorer", hashBlockSize=256, lruCapacityPerServer=1000)),
+    "older-stages": document(
+        "pd-profile-handler",
+        *STAGES[2:],
+        plugin("no-hit-lru-scorer", prefixPluginType="prefix-cache-scorer", prefixPluginName="prefix-cache-scorer"),
+        plugin("active-request-scorer", requestTimeout="20m"),
+        schedulingProfiles=stages("no-hit-lru-scorer", "active-request-scorer"),
+    ),
+    "flat-stages": document(
+        plugin("disagg-profile-handler", prefillProfile="prefill", deciderPluginName="always-disagg-pd-decider"),
+        *STAGES[1:],
+        plugin("prefix-cache-scorer", blockSize=64, blockSizeTokens=64),
+        schedulingProfiles=stages("prefix-cache-scorer"),
+    ),
+    "evict": document(
+        "sheddable-eviction-filter",
+        "priority-then-time-eviction-order-policy",
+        plugin("concurrency-detector", maxConcurrency=2),
+        featureGates=["flowControl"],
+        flowControl={"saturationDetector": {"pluginRef": "concurrency-detector"}, "enableEviction": True},
+    ),
     "tokens": document(plugin("inflight-load-producer", addEstimatedOutputTokens=True), "token-load-scorer"),
     "burst": document(
         plugin("burst-prefix-cache-producer", windowDurationMs=60_000, maxPerReplica=2), "prefix-cache-scorer"
     ),
 }
-ALONE = {"shed", "agents"}
+ALONE = {"shed", "agents", "evict"}
 """Deployments with one server."""
 
 
@@ -213,8 +240,13 @@ def live(module_plane: LivePlane) -> Iterator[Scene]:
     engines = [RecordingEngine() for _ in range(3)]
     roles = ["decode", "prefill", "prefill"]
     labels = [
-        {"llm-d.ai/role": role, "topology.kubernetes.io/rack": rack, "kubernetes.io/hostname": f"{rack}-{role}"}
-        for role, rack in zip(roles, ["r1", "r1", "r2"], strict=True)
+        {
+            "llm-d.ai/role": role,
+            "topology.kubernetes.io/rack": rack,
+            "kubernetes.io/hostname": f"{rack}-{role}",
+            "row": row,
+        }
+        for role, rack, row in zip(roles, ["r1", "r1", "r2"], ["east", "west", "east"], strict=True)
     ]
     listed = [
         {
@@ -284,6 +316,10 @@ def test_prefill_is_near_decode_and_servers_are_listed_in_a_file(live: Scene) ->
     assert prefillers(live, "near", 6) == {live.engines[1].address}, "the prefiller of the same rack"
 
 
+def test_labels_of_any_name_say_where_servers_are(live: Scene) -> None:
+    assert prefillers(live, "row", 6) == {live.engines[2].address}, "the prefiller of the same row"
+
+
 def test_a_session_follows_its_stage(live: Scene) -> None:
     assert len(prefillers(live, "session", 24)) == 2, "either of them, without a session"
     _, headers = live.post("session")
@@ -324,6 +360,55 @@ def test_older_forms_work_and_prompts_are_hashed_one_by_one(live: Scene) -> None
     assert [live.server("older", {"prompt": other}) for _ in range(4)] == [server] * 4
     assert [live.server("older", {"prompt": one}) for _ in range(4)] == [server] * 4
     assert "hashBlockSize: is deprecated; declare approx-prefix-cache-producer" in live.plane.log()
+
+
+def test_older_forms_of_stages_work_and_name_the_new_ones(live: Scene) -> None:
+    both = {engine.address for engine in live.engines[1:]}
+    assert prefillers(live, "older-stages", 4) == both, "the one that was not used for longest"
+    assert prefillers(live, "flat-stages", 24) <= both
+    for told in (
+        '"pd-profile-handler" is deprecated; use "disagg-profile-handler"',
+        "parameters.prefixPluginType: has no effect",
+        "parameters.prefixPluginName: has no effect",
+        "parameters.requestTimeout: has no effect",
+        "parameters.prefillProfile: is deprecated; write profiles.prefill",
+        "parameters.deciderPluginName: is deprecated; write deciders.prefill",
+        "parameters.blockSize: is deprecated; declare approx-prefix-cache-producer",
+        "parameters.blockSizeTokens: is deprecated; declare approx-prefix-cache-producer",
+    ):
+        assert told in live.plane.log()
+
+
+def test_prefix_tokens_are_counted_after_an_apply(live: Scene) -> None:
+    def counted() -> float:
+        with urllib.request.urlopen(f"{live.url}/metrics", timeout=LONG_S) as page:
+            lines = page.read().decode().splitlines()
+        named = [one for one in lines if one.startswith("pointsman_prefix_tokens_total") and '"older"' in one]
+        return sum(float(one.rpartition(" ")[2]) for one in named)
+
+    live.server("older", {"prompt": "third " * 100})
+    before = counted()
+    assert before > 0
+    done = live.plane.pointsman("apply", live.plane.folder / "manifest.yaml")
+    assert done.stdout.splitlines()[0] == "nothing has changed", done.stderr
+    live.server("older", {"prompt": "third " * 100})
+    assert counted() > before
+
+
+def test_a_running_request_that_may_be_shed_makes_room(live: Scene) -> None:
+    """Of two, that of the lower priority."""
+    engine, held = live.engines[0], {"max_tokens": HELD}
+    with ThreadPoolExecutor(2) as pool:
+        sent = []
+        for number, priority in enumerate((-2, -1), start=len(engine.got) + 1):
+            sent.append(pool.submit(live.post, "evict", held | {"pointsman": {"priority": priority}}))
+            live.plane.until(lambda number=number: len(engine.got) == number, "it runs")  # type: ignore[misc]
+        assert live.post("evict")[0] == 200
+        status, headers = sent[0].result()
+        assert (status, headers["x-llm-d-request-dropped-reason"]) == (429, "evicted")
+        assert not sent[1].done()
+        engine.release.set()
+        assert sent[1].result()[0] == 200
 
 
 def test_the_expected_answer_counts_as_load(live: Scene) -> None:

@@ -1,6 +1,8 @@
 """Versions: manifests have a history to return to, and edited code is part of what is applied."""
 
 import json
+import os
+import signal
 from typing import Any
 
 import httpx2 as httpx
@@ -106,6 +108,7 @@ def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_ref
     done = plane.pointsman("rollback", "shop")
     assert done.returncode == 1
     assert "the code of that version is not there any more" in done.stderr
+    assert f" rollback shop --state {plane.state}\n" in done.stderr.partition("Restore them, and use: ")[2]
     assert word(plane) == "two"
     plane.write("WORD = 'one'\n", "own_words.py")
     done = plane.pointsman("rollback", "shop")
@@ -113,15 +116,37 @@ def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_ref
     assert word(plane) == "one"
 
 
+def test_a_replica_that_has_loaded_code_that_was_not_deployed_is_shown(plane: LivePlane) -> None:
+    """A replica that crashed after an edit starts with the edited code."""
+    plane.admin.post("applications", body=body(plane, APP))
+    plane.until(plane.is_settled, "shop ready")
+    assert plane.status()["problems"] == []
+    plane.write("WORD = 'new'\n", "own_words.py")
+    [(name, process)] = plane.pids("shop.one").items()
+    os.kill(process, signal.SIGKILL)
+    plane.until(lambda: plane.pids("shop.one").get(name, process) != process, "it is back")
+    assert word(plane) == "new"
+    [problem] = plane.status()["problems"]
+    assert problem.startswith(
+        f"{name} runs code that was edited since it was deployed; to put the edited code in force"
+    )
+    plane.admin.post("applications", body=body(plane, APP))
+    plane.until(lambda: plane.is_settled() and plane.status()["problems"] == [], "the edited code is in force")
+    assert word(plane) == "new"
+
+
 def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:
-    limited = [manifest(*json.loads(MINE)["deployments"], limits={"maxConnections": most}) for most in (500, 600, 700)]
+    limited = [
+        manifest(*json.loads(MINE)["deployments"], tenants=[{"name": "alice", "tokensPerMinute": most}])
+        for most in (500, 600, 700)
+    ]
     generations = []
     for text in limited:
         plane.admin.post("apply", body=body(plane, text))
         generations.append(plane.status()["generation"])
     newest = plane.admin.get("history")["manifests"][0]
     assert (newest["generation"], newest["in_force"]) == (generations[-1], True)
-    assert newest["summary"] == "gateway gateway.limits.maxConnections"
+    assert newest["summary"] == "gateway gateway.tenants.alice.tokensPerMinute"
     done = plane.pointsman("rollback")
     assert done.returncode == 0, done.stderr
     assert "700 -> 600" in done.stdout
@@ -135,3 +160,6 @@ def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:
     assert "500 -> 700" in json.loads(done.stdout)["changes"][0]["why"]
     with pytest.raises(PlaneRefused, match="there is no manifest of generation 9999"):
         plane.admin.post("rollback", body={"generation": 9999})
+    plane.write("REASON = 'not of any of them'\n", "own_order.py")
+    with pytest.raises(PlaneRefused, match=f"not there any more.* rollback --to {generations[0]}"):
+        plane.admin.post("rollback", body={"generation": generations[0]})

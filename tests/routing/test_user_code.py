@@ -83,6 +83,61 @@ class World:
         return told
 
 
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "returned None from schedule(), not a list of decisions"),
+        (42, "returned 42 from schedule(), not a list of decisions"),
+        ({"r1": "a"}, "returned {'r1': 'a'} from schedule(), not a list of decisions"),
+        ([None], "returned None among its decisions"),
+        (["a"], "returned 'a' among its decisions"),
+    ],
+)
+@pytest.mark.parametrize("contained", [True, False])
+def test_a_policy_that_returns_something_else_is_told_so(answer: Any, told: str, contained: bool) -> None:
+    class Forgetful(SchedulingPolicy):
+        def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> Any:
+            return answer
+
+    policy = Forgetful()
+    world = World(plan_for(policy), *([policy] if contained else []))
+    for _ in range(STRIKES):
+        assert world.send() in "ab"
+        assert str(world.record().dropped) == f"fifo decided, not forgetful, which {told}"
+    if contained:
+        assert (world.told.count, str(world.told.cause)) == (STRIKES, told)
+        assert world.told.suspended_until is not None
+
+
+class Short:
+    """A scorer whose scores are not those of the candidates."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def scores(self, cycle: RequestCycle, candidates: Any) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [([1.0], 'plugin "short" gave 1 scores for 2 candidates'), (None, "TypeError: object of type 'NoneType' has no ")],
+)
+def test_answers_of_plugins_that_cannot_be_used_are_counted_until_another_plan(answer: Any, told: str) -> None:
+    def plan(scorer: Short) -> DispatchPlan:
+        scheduler: Scheduler[Any] = Scheduler([Profile("default", scorer, MaxScorePicker())])
+        return DispatchPlan(ConfiguredRoute(scheduler, "own"), FlowControl, plugins=(scorer,), stand_in=FIFOPolicy())
+
+    wrong, right = Short(answer), Short([1.0, 0.5])
+    world = World(plan(wrong), wrong)
+    assert world.send() in "ab"
+    assert world.dispatcher.counters.useless.count == 1
+    assert world.dispatcher.counters.useless.last.startswith(told)
+    world.dispatcher.reconfigure(plan(right), world.watch.at)
+    assert world.send() == "a"
+    assert world.dispatcher.counters.useless.count == 0
+
+
 def test_a_policy_that_raises_is_suspended_and_tried_again_after_a_growing_pause() -> None:
     policy = Raises()
     world = World(plan_for(policy), policy)

@@ -172,6 +172,7 @@ def application(policy: Any) -> ScalingSetup:
             "app.x.1": DeploymentScaling(follows="app.x.0"),
             "app.y": DeploymentScaling(plan=inner),
             "fixed": DeploymentScaling(replicas=2),
+            "external": DeploymentScaling(replicas=0, external=True),
         },
         (PolicyPlan(name="app", plan=plan(policy), nodes=nodes, of_application=True),),
     )
@@ -225,6 +226,8 @@ def test_a_deployment_that_is_not_scaled_is_not_found() -> None:
         scaler.find("n")
     with pytest.raises(PointsmanError, match=r'"fixed" has a fixed number of instances, which is 2; give it'):
         scaler.find("fixed")
+    with pytest.raises(PointsmanError, match=r'"external" has no engine: its servers are started by others'):
+        scaler.find("external")
 
 
 def test_an_override_holds_until_it_ends_or_is_released() -> None:

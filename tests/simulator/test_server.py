@@ -106,6 +106,11 @@ def test_errors_have_openais_format(server: Served, path: str, body: object, sta
     assert words in answer.json()["error"]["message"]
 
 
+def test_a_request_that_names_no_model_is_for_the_one_that_is_served(server: Served) -> None:
+    answer = server.fetch("/v1/completions", {name: value for name, value in HELLO.items() if name != "model"})
+    assert (answer.status, answer.json()["model"]) == (200, MODEL)
+
+
 def test_the_official_client(server: Served) -> None:
     openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none") as client:

@@ -9,7 +9,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.simulation.engines import LogEntry
 from pointsman.runtimes.simulation.simulation import Simulation
-from pointsman.types import RequestMetadata, Worker
+from pointsman.types import Gpu, RequestMetadata, Worker
 
 CHAT = """
 deployments:
@@ -145,3 +145,30 @@ def host(simulation: Simulation, instance_id: str) -> str:
     process = simulation.runtime.processes.get(instance_id)
     assert process is not None
     return process.host
+
+
+def test_costs_come_from_the_gpus_of_places_and_the_prices_of_workers() -> None:
+    gpus = tuple(Gpu(index=index, memory_bytes=80 * 2**30) for index in range(2))
+    workers = [
+        Worker(name=name, cpus=64, memory_bytes=512 * 2**30, gpus=gpus, price_per_gpu_hour=price)
+        for name, price in (("dear", 90.0), ("cheap", 9.0))
+    ]
+    placement = "    placement: {resources: {gpus: 2, gpuMemory: 60Gi}}"
+    simulation = Simulation(manifest(2, "cost-optimized", more=placement), workers)
+    simulation.run_until(5.0)
+    [deployment] = simulation.plane.status()["deployments"]
+    found = {one["price_per_hour"]: one for one in deployment["instances"]}
+    assert found.keys() == {180.0, 18.0}
+    for price, one in found.items():
+        assert (one["gpus"], one["tensor_parallel_size"], one["tokens_per_second"]) == (2, 2, 2000.0)
+        assert one["cost_per_million_tokens"] == pytest.approx(price / 3600 / 2000 * 1e6)
+
+    def send(name: str, budget: float) -> list[tuple[str, str]]:
+        request = RequestMetadata(name, model_name="chat", prompt_tokens=100, max_tokens=100, cost_budget=budget)
+        simulation.submit(request, 1)
+        simulation.run_until(simulation.clock.now() + 30.0)
+        return [(entry.what, entry.where) for entry in simulation.log if entry.request_id == name]
+
+    cheap = found[18.0]["id"]
+    assert send("enough", 0.01)[0] == ("sent", cheap)
+    assert [what for what, _ in send("too-little", 0.00001)] == ["refused"]
