@@ -115,13 +115,24 @@ class CodeInForce:
         self._roots = roots
         files = _files_of(codes, roots)
         self._seen = {file: _stamp(file) for _, file in files}
+        _drop_stale_bytecode(self._seen)
         self.version = digest(files)
 
     def is_edited(self) -> bool:
         """Whether it would be loaded from other content now. Reads files only if one of them was written."""
         if all(_stamp(file) == stamp for file, stamp in self._seen.items()):
             return False
+        _drop_stale_bytecode(self._seen)
         return code_version(self._codes, self._roots) != self.version
+
+
+def _drop_stale_bytecode(files: Iterable[Path]) -> None:
+    """Remove compiled code that is older than its source: Python compares whole seconds, and would load it."""
+    for file in files:
+        with suppress(OSError, NotImplementedError):
+            compiled = Path(importlib.util.cache_from_source(str(file)))
+            if compiled.stat().st_mtime_ns < file.stat().st_mtime_ns:
+                compiled.unlink()
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

@@ -8,13 +8,13 @@ from typing import Any
 from pointsman.config.building import arguments_of, built
 from pointsman.config.code import CodeInForce
 from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
-from pointsman.config.plan import PYTHON, DeploymentPlan
+from pointsman.config.plan import DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scaling import NodeScaling, first_wait_s
 from pointsman.config.schema import PlacementSpec, ResourcesSpec, SchedulingSpec, SelectorSpec
 from pointsman.config.validation import INVALID, Validator
-from pointsman.control.desired import DesiredDeployment, DesiredEngine, Lifecycle
+from pointsman.control.desired import PYTHON, DesiredDeployment, DesiredEngine, Lifecycle
 from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.graph import Graph, HandleTo, Node, NodeKind, filled
 from pointsman.pipeline.options import NodeOptions

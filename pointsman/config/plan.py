@@ -10,7 +10,7 @@ import msgspec
 from pointsman.config.code import CodeInForce
 from pointsman.config.problems import ConfigWarning
 from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
-from pointsman.control.desired import Desired, DesiredDeployment
+from pointsman.control.desired import PYTHON, Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
 from pointsman.routing.endpoints import Endpoint
@@ -25,9 +25,6 @@ from pointsman.scaling.limits import ScalingPlan
 from pointsman.selection import Profile, Scheduler
 from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.strategies.dispatching import plan_for
-
-PYTHON = "python"
-"""The engine type of replicas."""
 
 
 class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,9 @@ import msgspec
 from pointsman.parameters import Above0, Amount, Count, ExistingFile, Number, Part, Time, key_source
 from pointsman.placement.asks import Ask
 
+PYTHON = "python"
+"""The engine type of replicas."""
+
 
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts, in seconds, and limits on failures."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.control.desired import Desired, DesiredDeployment, DesiredEndpoint
+from pointsman.control.desired import PYTHON, Desired, DesiredDeployment, DesiredEndpoint
 from pointsman.control.instances import Instance, Phase
 from pointsman.parameters import without_secrets
 from pointsman.placement.fleet import Fleet
@@ -49,6 +49,8 @@ def _flat(recipe: str) -> dict[str, Any]:
     variables = parameters.pop("env", None) or {}
     more = {f"engine.{name}": value for name, value in {**engine, **parameters}.items()}
     more |= {f"engine.env.{name}": value for name, value in variables.items()}
+    if kind == PYTHON and "engine.version" in more:
+        more["code version"] = more.pop("engine.version")  # no field that users write
     return {"model": model, "engine": kind, **more}
 
 

@@ -1,12 +1,14 @@
 """The user's code: what belongs to its version, and modules whose files have changed."""
 
+import os
+import py_compile
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pointsman.config.code import SourceTree, code_in, code_version, load_module
+from pointsman.config.code import CodeInForce, SourceTree, code_in, code_version, load_module
 
 
 @pytest.fixture
@@ -79,3 +81,19 @@ def test_a_module_that_does_not_load_leaves_what_was_there(folder: Path) -> None
     assert sys.modules["own_policy"] is first
     write(folder, "own_helper.py", "LIMIT = 4\n")
     assert load_module("own_policy").LIMIT == 4
+
+
+def test_bytecode_of_the_same_second_is_not_loaded_again(tmp_path: Path) -> None:
+    """Python takes it for current, if the size is the same as well."""
+    source = tmp_path / "own_word.py"
+    source.write_text("WORD = 'one'\n")
+    compiled = Path(str(py_compile.compile(str(source))))
+    second = 1_700_000_000 * 10**9
+    os.utime(compiled, ns=(second, second + 1))
+    os.utime(source, ns=(second, second))
+    code = CodeInForce(["own_word:WORD"], [tmp_path])
+    assert compiled.exists()
+    source.write_text("WORD = 'two'\n")
+    os.utime(source, ns=(second, second + 2))
+    assert code.is_edited()
+    assert not compiled.exists()

@@ -103,16 +103,18 @@ def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_ref
     assert word(plane) == "one"
     assert changes(plane.admin.post("applications", body=body(plane, APP))) == []
     plane.write("WORD = 'two'\n", "own_words.py")
-    assert ("replace", "shop.one-1") in changes(plane.admin.post("applications", body=body(plane, APP)))
+    done = plane.admin.post("applications", body=body(plane, APP))
+    assert ("replace", "shop.one-1") in changes(done)
+    assert done["changes"][0]["why"].startswith("code version ")
     plane.until(lambda: plane.is_settled() and word(plane) == "two", "the new code")
-    done = plane.pointsman("rollback", "shop")
-    assert done.returncode == 1
-    assert "the code of that version is not there any more" in done.stderr
-    assert f" rollback shop --state {plane.state}\n" in done.stderr.partition("Restore them, and use: ")[2]
+    refused = plane.pointsman("rollback", "shop")
+    assert refused.returncode == 1
+    assert "the code of that version is not there any more" in refused.stderr
+    assert f" rollback shop --state {plane.state}\n" in refused.stderr.partition("Restore them, and use: ")[2]
     assert word(plane) == "two"
     plane.write("WORD = 'one'\n", "own_words.py")
-    done = plane.pointsman("rollback", "shop")
-    assert done.returncode == 0, done.stderr
+    restored = plane.pointsman("rollback", "shop")
+    assert restored.returncode == 0, restored.stderr
     assert word(plane) == "one"
 
 
