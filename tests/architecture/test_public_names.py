@@ -38,8 +38,8 @@ PUBLIC = {
         "ApproxPrefixCacheProducer", "BurstPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer",
     },
     "pointsman.strategies": {
-        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PriorityPolicy", "Rule", "SchedulingPolicy",
-        "SLOAwarePolicy", "Strategy", "rule",
+        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PowerOfTwoPolicy", "PriorityPolicy", "Rule",
+        "SchedulingPolicy", "SLOAwarePolicy", "Strategy", "rule",
     },
     "pointsman.placement": {
         "Arrangement", "Ask", "Claim", "DefragmentationPlan", "EngineAbility", "Fleet", "Move", "Need", "Place",
@@ -70,6 +70,9 @@ PUBLIC = {
         "Lifecycle", "Phase", "ReconcileStep", "What",
     },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
+    "pointsman.integrations.ray_serve": {
+        "PointsmanRouter", "RefusedByPolicy", "explain", "pointsman_routing", "pointsman_scaling", "status",
+    },
     "pointsman.lab.check": {"Broken", "Report", "check"},
 }  # fmt: skip
 
