@@ -8,7 +8,7 @@ PUBLIC = {
     "pointsman": {
         "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
         "Reason", "RequestMetadata", "RequestPriority", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch",
-        "build", "current", "deployment", "model", "record_metric",
+        "build", "current", "deployment", "from_ray_dag", "model", "record_metric",
     },
     "pointsman.selection": {
         "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
@@ -71,7 +71,8 @@ PUBLIC = {
     },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
     "pointsman.integrations.ray_serve": {
-        "PointsmanRouter", "RefusedByPolicy", "explain", "pointsman_routing", "pointsman_scaling", "status",
+        "PointsmanRouter", "RefusedByPolicy", "ServeInputNode", "explain", "from_ray_dag", "pipeline",
+        "pointsman_routing", "pointsman_scaling", "status", "to_ray_serve",
     },
     "pointsman.lab.check": {"Broken", "Report", "check"},
 }  # fmt: skip

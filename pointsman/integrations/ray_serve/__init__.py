@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pointsman.integrations.ray_serve.applications import to_ray_serve
+    from pointsman.integrations.ray_serve.graphs import ServeInputNode, from_ray_dag, pipeline
     from pointsman.integrations.ray_serve.records import explain, status
     from pointsman.integrations.ray_serve.router import PointsmanRouter, RefusedByPolicy, pointsman_routing
     from pointsman.integrations.ray_serve.scaling import pointsman_scaling
@@ -18,11 +20,18 @@ _HOMES = {
     "RefusedByPolicy": "router",
     "pointsman_routing": "router",
     "pointsman_scaling": "scaling",
+    "to_ray_serve": "applications",
+    "from_ray_dag": "graphs",
+    "ServeInputNode": "graphs",
+    "pipeline": "graphs",
     "explain": "records",
     "status": "records",
 }
 
-__all__ = ["PointsmanRouter", "RefusedByPolicy", "pointsman_routing", "pointsman_scaling", "explain", "status"]
+__all__ = [
+    "PointsmanRouter", "RefusedByPolicy", "pointsman_routing", "pointsman_scaling", "explain", "status",
+    "to_ray_serve", "from_ray_dag", "ServeInputNode", "pipeline",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -28,7 +28,8 @@ class Answer(NamedTuple):
 class Cluster:
     """Serve on one machine: where its proxy is, and how to deploy."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, address: str) -> None:
+        self.address = address
         self.url = f"http://127.0.0.1:{port}"
 
     def run(self, application: Any, name: str) -> Any:
@@ -65,7 +66,7 @@ def cluster() -> Iterator[Cluster]:
                 assert address, "the cluster did not start"
                 reset_auth_token_state()  # Ray may have been imported before the token was set
                 ray.init(address, _node_ip_address="127.0.0.2", log_to_driver=False)
-                yield Cluster(port)
+                yield Cluster(port, address)
             finally:
                 ray.shutdown()
                 assert head.stdin is not None
