@@ -369,6 +369,7 @@ class ReplicaLane:
         """By request: the name of its replica."""
         self.revoke_request: Callable[[str], None] = lambda _: None
         """(request): it must be stopped for a more important one."""
+        self._revoked: set[str] = set()
 
     def choose(self, request: RequestMetadata) -> "asyncio.Future[str]":
         """The name of the replica for a request, once there is one with room; raises `RequestRefused`."""
@@ -392,10 +393,12 @@ class ReplicaLane:
 
     def ended(self, request_id: str) -> None:
         self._chosen.pop(request_id, None)
-        self._lane.tell(Ended(request_id))
+        self._lane.tell(Cancelled(request_id) if request_id in self._revoked else Ended(request_id))
+        self._revoked.discard(request_id)
 
     def cancelled(self, request_id: str, refusal: Refusal | None = None) -> None:
         self._chosen.pop(request_id, None)
+        self._revoked.discard(request_id)
         self._lane.tell(Cancelled(request_id, refusal))
 
     def update(self, replicas: Iterable[Replica]) -> None:
@@ -431,6 +434,7 @@ class ReplicaLane:
             future.set_exception(RequestRefused(command.refusal))
 
     def revoke(self, lane: Lane, command: Revoke) -> None:
+        self._revoked.add(command.request.request_id)
         self.revoke_request(command.request.request_id)
 
     def status(self) -> dict[str, Any]:

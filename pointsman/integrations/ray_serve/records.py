@@ -8,6 +8,7 @@ the full record of a request only when it is asked for, so that records cost not
 import asyncio
 import time
 from collections import deque
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -116,12 +117,22 @@ class RecordsKeeper:
         return {name: report for name, (_, report) in self._routers.items()}
 
 
+@cache
+def _keeper_class() -> Any:
+    options = {"name": ACTOR, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return ray.remote(RecordsKeeper).options(**options, num_cpus=0, max_restarts=-1)
+
+
 def records_keeper() -> Any:
-    """The actor, started if it does not run."""
-    made = ray.remote(RecordsKeeper).options(
-        name=ACTOR, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1
-    )
-    return made.remote()
+    """The actor, started if it does not run. The caller keeps the handle."""
+    return _keeper_class().remote()
+
+
+def _cluster_keeper() -> Any:
+    """The same for a program, which is connected to the cluster of this machine first if it is to none."""
+    if not ray.is_initialized():
+        ray.init("auto")
+    return records_keeper()
 
 
 class Explanation(str):
@@ -136,7 +147,7 @@ def explain(request_id: str, *, deployment: str = "") -> Explanation:
 
     `deployment` is `APP/NAME`; without it, any that had a request with this id.
     """
-    found = ray.get(records_keeper().explain.remote(request_id, deployment))
+    found = ray.get(_cluster_keeper().explain.remote(request_id, deployment))
     if found is None:
         raise UnknownName("request", request_id, ())
     made = Explanation(found["text"])
@@ -146,5 +157,5 @@ def explain(request_id: str, *, deployment: str = "") -> Explanation:
 
 def status() -> dict[str, Any]:
     """All routers and scaled deployments of the cluster: load, policies and what they do wrong, as plain data."""
-    found: dict[str, Any] = ray.get(records_keeper().status.remote())
+    found: dict[str, Any] = ray.get(_cluster_keeper().status.remote())
     return found

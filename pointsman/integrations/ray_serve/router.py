@@ -285,6 +285,7 @@ class PointsmanRouter(RequestRouter):  # type: ignore[misc]
 async def report(of: "weakref.ref[PointsmanRouter]") -> None:
     """Report a router to the records of the cluster, until it is gone."""
     wanted: list[str] = []
+    keeper: Any = None
     while True:
         await asyncio.sleep(REPORT_S)
         if (router := of()) is None:
@@ -293,8 +294,10 @@ async def report(of: "weakref.ref[PointsmanRouter]") -> None:
         del router
         reporter.log_problems()
         try:
-            wanted = await records_keeper().report.remote(reporter.encoded(wanted))
+            keeper = keeper or records_keeper()
+            wanted = await keeper.report.remote(reporter.encoded(wanted))
         except ray.exceptions.RayError as error:  # it restarts, or the cluster ends
+            keeper = None
             logger.warning("pointsman: no records of %s are kept now: %s", reporter.deployment, error)
 
 

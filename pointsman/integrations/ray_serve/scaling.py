@@ -224,19 +224,20 @@ class ServeScaling:
 
 def exchange(of: "weakref.ref[ServeScaling]", deployment: str) -> None:
     """Fetch what routers have measured, and report what the policy decides, until the policy is gone."""
-    after = 0
+    after, keeper = 0, None
     while True:
         time.sleep(1.0)
         scaling = of()
         if scaling is None:
             return
         try:
-            keeper = records_keeper()
+            keeper = keeper or records_keeper()
             arrived, ended = ray.get(keeper.measured.remote(deployment, after), timeout=5.0)
             after = ended[-1].number if ended else after
             told = scaling.take_measured((arrived, ended))
             if told is not None:
                 keeper.scaled.remote(deployment, msgspec.json.decode(msgspec.json.encode(told, enc_hook=str)))
         except Exception as error:  # the actor restarts, or the cluster ends
+            keeper = None
             logging.getLogger("ray.serve").warning("pointsman: no measurements of %s: %s", deployment, error)
         del scaling

@@ -37,6 +37,12 @@ class Cluster:
 
         return serve.run(application, name=name, route_prefix=f"/{name}", logging_config={"log_level": "WARNING"})
 
+    def delete(self, name: str) -> None:
+        """Replicas that idle take time from the next test."""
+        from ray import serve
+
+        serve.delete(name, _blocking=False)
+
     def ask(self, path: str, headers: dict[str, str] | None = None, body: bytes | None = None) -> Answer:
         try:
             with urlopen(Request(f"{self.url}{path}", body, headers or {}), timeout=60) as answer:

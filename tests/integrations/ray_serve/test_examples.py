@@ -23,3 +23,4 @@ def test_deadlines_decide(cluster: Cluster) -> None:
     told = explain("r-0-0")
     assert told.data["strategy"] == "least-slack"
     assert told.data["deadline_ms"] == sla.DEADLINE_MS
+    cluster.delete("summary")

@@ -48,7 +48,7 @@ def test_the_published_program_runs_on_plain_serve(cluster: Cluster, program: Pa
     deployments = serve.status().applications["published"].deployments
     replicas = {name: sum(one.replica_states.values()) for name, one in deployments.items()}
     assert replicas == {"m1": 3, "m2": 1, "ensemble": 1, "ingress": 2}
-    serve.delete("published")
+    cluster.delete("published")
 
 
 def test_the_published_program_runs_on_our_local_runtime(cluster: Cluster, program: Path) -> None:
@@ -111,7 +111,7 @@ def test_our_pipeline_runs_on_serve_with_its_options(cluster: Cluster) -> None:
     assert m1.replica_states == {"RUNNING": 1}
     bad = cluster.ask("/ours", body=b"[1]")
     assert bad.status == 500
-    serve.delete("ours")
+    cluster.delete("ours")
 
 
 def test_what_serve_cannot_run_is_refused() -> None:

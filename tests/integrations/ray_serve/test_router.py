@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,14 +57,16 @@ def test_the_policy_orders_waiting_requests(
     assert "is served" in told
     assert told.data["strategy"] == policy
     assert told.data["waited_ms"] > 0
+    cluster.delete(policy)
 
 
 @pytest.fixture(scope="module")
-def zoo(cluster: Cluster) -> Cluster:
+def zoo(cluster: Cluster) -> Iterator[Cluster]:
     from tests.integrations.ray_serve.serve_apps import zoo
 
     cluster.run(zoo(), "zoo")
-    return cluster
+    yield cluster
+    cluster.delete("zoo")
 
 
 @pytest.mark.parametrize(

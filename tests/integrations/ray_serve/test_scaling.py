@@ -59,6 +59,8 @@ def test_missed_deadlines_scale_an_application_and_broken_policies_stop_nothing(
     for name in ("raises-scaling", "sleeps-scaling"):
         assert running(name) == 1
         assert cluster.ask(f"/{name}").status == 200
+    for name in ("raises-scaling", "sleeps-scaling", "deadlines"):
+        cluster.delete(name)
 
 
 def test_problems_are_found_where_the_application_is_written() -> None:
