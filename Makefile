@@ -5,7 +5,6 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   := $(VENV)/.runs
 BENCH  := .venv-bench
-RAY    := .venv-bench-pipeline
 
 # Tests start hundreds of Python processes; without compiled files each would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,7 +25,7 @@ types: $(READY)
 
 # One process more than there are cores: live tests wait for engines most of the time.
 tests: $(READY)
-	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs
+	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs --dist loadgroup
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -42,8 +41,8 @@ bench-placement: $(READY)  ## time per placement, and packing on the openb data 
 	$(BIN)/python -m bench.placement.speed
 	$(BIN)/python -m bench.placement.openb $(ARGS)
 
-bench-pipeline: $(READY) $(RAY)/.ready  ## the diamond on Ray Serve and on the local runtime; ARGS=--quick for a short run
-	$(BIN)/python -m bench.pipeline --peers $(RAY) $(ARGS)
+bench-pipeline: $(READY)  ## the diamond on Ray Serve and on the local runtime; ARGS=--quick for a short run
+	$(BIN)/python -m bench.pipeline $(ARGS)
 
 bench-scaling: $(READY)  ## scaling policies on recorded load (POINTSMAN_TRACES=FOLDER); ARGS="--plots FOLDER" writes plots
 	$(BIN)/python -m bench.scaling $(ARGS)
@@ -56,8 +55,8 @@ $(RUNS): pyproject.toml requirements/run.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(READY): $(RUNS) requirements/dev.txt requirements/examples.txt
-	$(BIN)/pip install --quiet --no-deps --requirement requirements/dev.txt --requirement requirements/examples.txt
+$(READY): $(RUNS) requirements/dev.txt requirements/examples.txt requirements/ray.txt
+	$(BIN)/pip install --quiet --no-deps --requirement requirements/ray.txt --requirement requirements/examples.txt
 	touch $@
 
 $(BENCH)/.ready: requirements/bench-gateway.txt
@@ -65,10 +64,5 @@ $(BENCH)/.ready: requirements/bench-gateway.txt
 	-$(BENCH)/bin/pip install --quiet --requirement requirements/bench-gateway.txt
 	touch $@
 
-$(RAY)/.ready: requirements/bench-pipeline.txt
-	$(PYTHON) -m venv $(RAY)
-	-$(RAY)/bin/pip install --quiet --no-deps --requirement requirements/bench-pipeline.txt
-	touch $@
-
 clean:
-	rm -rf $(VENV) $(BENCH) $(RAY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) .mypy_cache .ruff_cache .pytest_cache .hypothesis

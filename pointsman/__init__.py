@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pointsman.integrations.ray_serve.graphs import from_ray_dag
     from pointsman.pipeline.application import Application, build
     from pointsman.pipeline.building import BuildError
     from pointsman.pipeline.context import current, record_metric
@@ -23,6 +24,7 @@ __all__ = [
     "RequestMetadata", "ExecutionInstance", "SchedulingDecision", "Reason", "RequestPriority", "ParallelismType",
     "SchedulingPolicy", "Strategy",
     "deployment", "InputNode", "model", "batch", "current", "record_metric", "build", "Application", "BuildError",
+    "from_ray_dag",
 ]  # fmt: skip
 
 _HOMES = {
@@ -36,6 +38,7 @@ _HOMES = {
     "batch": "pointsman.pipeline.options",
     "current": "pointsman.pipeline.context",
     "record_metric": "pointsman.pipeline.context",
+    "from_ray_dag": "pointsman.integrations.ray_serve.graphs",
     "build": "pointsman.pipeline.application",
     "Application": "pointsman.pipeline.application",
     "BuildError": "pointsman.pipeline.building",

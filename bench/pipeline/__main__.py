@@ -21,7 +21,7 @@ from bench.pipeline.servers import servers
 from bench.pipeline.serving import Server, Serving
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = ROOT / ".venv-bench-pipeline"
+ENVIRONMENT = Path(sys.prefix)
 IN_PROCESS = "in one process"
 
 

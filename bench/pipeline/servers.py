@@ -30,7 +30,7 @@ class RayServe(Server):
     def missing(self) -> str:
         if self.version():
             return ""
-        return f"Ray is not installed in {self._environment} (pip install -r requirements/bench-pipeline.txt)"
+        return f"Ray is not installed in {self._environment} (pip install --no-deps -r requirements/ray.txt)"
 
     def version(self) -> str:
         folders = [str(folder) for folder in self._environment.glob("lib/python*/site-packages")]

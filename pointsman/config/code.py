@@ -20,6 +20,8 @@ from typing import Any
 LOADED = "__pointsman_code__"
 """The attribute of a module that has the digest of what it was loaded from."""
 DIGITS = 12
+INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages, also of another environment that this one is built on."""
 PACKAGE = __name__.partition(".")[0]
 """Our own code, which is none of the user's."""
 
@@ -151,7 +153,8 @@ def own_roots() -> list[Path]:
     """The folders that Python loads the user's modules from, without the standard library and installed packages."""
     paths = [Path(path).absolute() for path in sysconfig.get_paths().values()]
     folders = [Path(entry).absolute() for entry in sys.path]
-    return [folder for folder in folders if folder.is_dir() and not any(folder.is_relative_to(one) for one in paths)]
+    own = [folder for folder in folders if folder.is_dir() and not INSTALLED & set(folder.parts)]
+    return [folder for folder in own if not any(folder.is_relative_to(one) for one in paths)]
 
 
 def load_module(name: str) -> ModuleType:

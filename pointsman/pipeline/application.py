@@ -43,6 +43,10 @@ class Application:
         drawing = import_module("pointsman.render.graph_text")
         return str(drawing.draw(self.name, self.graph, None if path is None else Path(path)))
 
+    def to_ray_serve(self) -> Any:
+        """A bound application of plain Ray Serve, for `serve.run`. Needs Ray."""
+        return import_module("pointsman.integrations.ray_serve.applications").to_ray_serve(self)
+
     def deploy(self, runtime: str = "local", **options: Any) -> Any:
         """Run it; returns a handle. Options are those of the runtime."""
         loading_stops_here("deploy")

@@ -127,9 +127,18 @@ def _named(module: ModuleType, where: str, name: str) -> Any:
         except AttributeError:
             public = [known for known in dir(found) if not known.startswith("__")]
             raise LoadFailed(f'{where} has no "{name}"{did_you_mean(part, public)}') from None
-        if hasattr(found, "__pointsman_deployment__"):
-            found = found.body
+        found = _undecorated(found)
     return found
+
+
+def _undecorated(found: Any) -> Any:
+    """The class or function behind `@deployment`, or behind `@ray.remote`, as its program has it."""
+    if hasattr(found, "__pointsman_deployment__"):
+        return found.body
+    if type(found).__module__ == "ray.remote_function":
+        return found._function
+    actor = getattr(found, "__ray_metadata__", None)
+    return found if actor is None else actor.modified_class.__ray_actor_class__
 
 
 def _failed(where: str, error: BaseException) -> LoadFailed:

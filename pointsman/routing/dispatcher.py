@@ -160,6 +160,9 @@ class RequestEvents:
         if sent.revoked is not None:
             sent.pool.queue.ended(sent.item, 0)
             self._table.leave(sent.item.request, sent.revoked, now)
+        elif event.full and not sent.begun and self.is_open:
+            self._journal.failed(sent.item.request, str(sent.endpoint), event.why, local="full")
+            _wait_again(self._sender, sent, now, commands)
         else:
             self._try_again(sent, event, now, commands)
         self._sender.room_on(sent.endpoint, now, commands)
@@ -173,12 +176,7 @@ class RequestEvents:
         item.answered = event.answered
         tried = item.unsent if local else item.tries
         if event.retry and not sent.begun and tried < self._max_tries and self.is_open:
-            try:
-                self._table.wait_again(sent)
-            except Exception as error:  # a user's ordering
-                sent.pool.queue.ended(item, 0)
-                self._table.refuse_unordered(item.request, error, now, commands)
-            self._sender.send_waiting(sent.pool, now, commands)
+            _wait_again(self._sender, sent, now, commands)
             return
         sent.pool.queue.ended(item, 0)
         if local:
@@ -218,6 +216,16 @@ class RequestEvents:
         for pool in self._pools.waiting():
             for item, refusal in pool.queue.drain():
                 self._table.refuse(item.request, refusal, now, commands)
+
+
+def _wait_again(sender: Sender, sent: Sent, now: float, commands: list[DispatcherCommand]) -> None:
+    """Put a request back where it stood, and send what can be sent."""
+    try:
+        sender.table.wait_again(sent)
+    except Exception as error:  # a user's ordering
+        sent.pool.queue.ended(sent.item, 0)
+        sender.table.refuse_unordered(sent.item.request, error, now, commands)
+    sender.send_waiting(sent.pool, now, commands)
 
 
 class InstanceEvents:

@@ -113,6 +113,8 @@ class Failed(DispatcherEvent, frozen=True):
     """The instance that failed; empty if it is the one that the request was sent to."""
     local: str = ""
     """What kept the gateway from sending it, such as a lack of file descriptors; empty: the instance has failed."""
+    full: bool = False
+    """The instance had no room, because others use it too: this counts as no try, and it may be sent there again."""
     answered: bool = False
     """Its client gets what the instance answered, unless another one can be asked: it does not wait for a pause to
     end."""

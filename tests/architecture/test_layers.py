@@ -4,6 +4,8 @@ Both tests read the source; nothing is imported.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtimes": PURE | {"http", "wire", "replica", "simulator"},
     "gateway": PURE | {"http", "wire", "replica", "runtimes"},
     "lab": PURE | {"runtimes", "simulator"},
-    "integrations": PURE | {"runtimes"},
+    "integrations": PURE | {"http", "wire", "replica", "runtimes", "gateway", "lab"},
     "cli": PURE | {"http", "runtimes", "gateway", "lab", "integrations"},
 }
 """Room -> rooms that it may know besides itself."""
@@ -75,6 +77,27 @@ def imported(source: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source}:{node.lineno}: imports are absolute here"
             yield from ((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+
+
+RAY = ("integrations/ray_serve/", "runtimes/ray/")
+"""Only these import Ray, which is an extra."""
+
+
+def test_only_its_own_folders_import_ray() -> None:
+    importing = [
+        f"{source.relative_to(PACKAGE)}:{line}"
+        for source in sorted(PACKAGE.rglob("*.py"))
+        if not str(source.relative_to(PACKAGE)).startswith(RAY)
+        for module, line in imported(source)
+        if module.split(".")[0] == "ray"
+    ]
+    assert importing == []
+
+
+@pytest.mark.parametrize("module", ["pointsman", "pointsman.cli.main", "pointsman.integrations.ray_serve"])
+def test_ray_is_imported_only_when_it_is_used(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, check=False).returncode == 0
 
 
 def test_every_room_is_in_the_plan() -> None:

@@ -8,7 +8,7 @@ PUBLIC = {
     "pointsman": {
         "Application", "BuildError", "ControlPlaneManager", "ExecutionInstance", "InputNode", "ParallelismType",
         "Reason", "RequestMetadata", "RequestPriority", "SchedulingDecision", "SchedulingPolicy", "Strategy", "batch",
-        "build", "current", "deployment", "model", "record_metric",
+        "build", "current", "deployment", "from_ray_dag", "model", "record_metric",
     },
     "pointsman.selection": {
         "Column", "Cycle", "FallbackProfileHandler", "Filter", "Key", "LabelExpression", "LabelSelector",
@@ -38,8 +38,8 @@ PUBLIC = {
         "ApproxPrefixCacheProducer", "BurstPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer",
     },
     "pointsman.strategies": {
-        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PriorityPolicy", "Rule", "SchedulingPolicy",
-        "SLOAwarePolicy", "Strategy", "rule",
+        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PowerOfTwoPolicy", "PriorityPolicy", "Rule",
+        "SchedulingPolicy", "SLOAwarePolicy", "Strategy", "rule",
     },
     "pointsman.placement": {
         "Arrangement", "Ask", "Claim", "DefragmentationPlan", "EngineAbility", "Fleet", "Move", "Need", "Place",
@@ -70,6 +70,10 @@ PUBLIC = {
         "Lifecycle", "Phase", "ReconcileStep", "What",
     },
     "pointsman.runtimes.inprocess": {"ControlPlaneManager"},
+    "pointsman.integrations.ray_serve": {
+        "PointsmanRouter", "RefusedByPolicy", "ServeInputNode", "explain", "from_ray_dag", "pipeline",
+        "pointsman_routing", "pointsman_scaling", "status", "to_ray_serve",
+    },
     "pointsman.lab.check": {"Broken", "Report", "check"},
 }  # fmt: skip
 

@@ -44,6 +44,11 @@ ALLOWED = {
     "runtimes/traffic.py Lane._set_timer": "timer of a lane",
     "runtimes/traffic.py Lane._wake": "timer of a lane, after a failure",
     "wire/blobs.py load_arrays": "loads a library once; where it fails, so does its first use",
+    # Threads of policies inside Ray Serve
+    "integrations/ray_serve/applications.py ServeIngress.__call__": "steps of one request, which waits for them",
+    "integrations/ray_serve/lanes.py ThreadWatch.call": "calls of policies; one that hangs is left behind",
+    "integrations/ray_serve/scaling.py PolicyCall.__init__": "one call of a policy",
+    "integrations/ray_serve/scaling.py ServeScaling._began": "exchange with the records; it catches what it raises",
     # Threads that have an event loop to themselves
     "gateway/deploying.py BackgroundPlane.__init__": "the thread of a plane in a program of the user",
     "gateway/deploying.py BackgroundPlane.run": "one call from the thread of the user",

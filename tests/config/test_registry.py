@@ -45,7 +45,14 @@ def test_every_built_in_parameter_has_a_type() -> None:
 
 
 def test_the_policies() -> None:
-    assert {kind.name for kind in policies()} == {"fifo", "priority", "slo-aware", "cost-optimized", "adaptive"}
+    assert {kind.name for kind in policies()} == {
+        "fifo",
+        "priority",
+        "slo-aware",
+        "cost-optimized",
+        "adaptive",
+        "power-of-two",
+    }
 
 
 PUBLISHED_PARAMETERS = {

@@ -12,6 +12,7 @@ from pointsman.strategies import (
     AdaptivePolicy,
     CostOptimizedPolicy,
     FIFOPolicy,
+    PowerOfTwoPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -347,7 +348,9 @@ def test_burning_processor_time() -> None:
     assert "ms per decision; a request waits for every one of them" in broken.what
 
 
-@pytest.mark.parametrize("strategy", [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy])
+@pytest.mark.parametrize(
+    "strategy", [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy, PowerOfTwoPolicy]
+)
 def test_the_built_in_strategies_keep_all(strategy: type[SchedulingPolicy]) -> None:
     report = check(strategy, 15)
     assert report.ok, str(report)

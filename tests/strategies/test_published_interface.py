@@ -12,6 +12,7 @@ from pointsman.strategies import (
     AdaptivePolicy,
     CostOptimizedPolicy,
     FIFOPolicy,
+    PowerOfTwoPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -114,6 +115,7 @@ def test_metadata_may_hold_anything() -> None:
         (SLOAwarePolicy, "slo-aware"),
         (CostOptimizedPolicy, "cost-optimized"),
         (AdaptivePolicy, "adaptive"),
+        (PowerOfTwoPolicy, "power-of-two"),
     ],
 )
 def test_the_published_names_are_the_built_in_policies(policy: type[SchedulingPolicy], name: str) -> None:

@@ -18,6 +18,7 @@ from pointsman.strategies import (
     AdaptivePolicy,
     CostOptimizedPolicy,
     FIFOPolicy,
+    PowerOfTwoPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -30,6 +31,7 @@ ALL: list[type[SchedulingPolicy]] = [
     SLOAwarePolicy,
     CostOptimizedPolicy,
     AdaptivePolicy,
+    PowerOfTwoPolicy,
 ]
 
 FAST = ExecutionInstance(
@@ -73,6 +75,14 @@ def test_fifo_takes_arrivals_in_order_and_the_least_loaded() -> None:
         "r3",
     ]
     assert target(FIFOPolicy(), request()) == "idle"
+
+
+def test_power_of_two_takes_the_less_loaded_of_two_at_random() -> None:
+    policy, taken = PowerOfTwoPolicy(), set()
+    for policy.seed in range(50):
+        taken.add(target(policy, request()))
+    assert taken == {"idle", "fast"}, "of any two, the most loaded of all is never the less loaded"
+    assert order(policy, request(2, priority=RequestPriority.CRITICAL), request(1)) == ["r1", "r2"]
 
 
 @pytest.mark.parametrize(

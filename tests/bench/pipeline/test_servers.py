@@ -25,7 +25,7 @@ def test_our_manifest_serves_the_application_beside_it(tmp_path: Path) -> None:
 
 def test_without_ray_it_says_what_to_do(tmp_path: Path) -> None:
     ray = RayServe(tmp_path)
-    assert "requirements/bench-pipeline.txt" in ray.missing()
+    assert "requirements/ray.txt" in ray.missing()
     assert ray.version() == ""
 
 

@@ -1,0 +1,343 @@
+"""`app.to_ray_serve()`: a pipeline of ours as an application of plain Ray Serve.
+
+Enters: an application. Leaves: a bound Serve application: a deployment for each node, with its options and policies,
+and an ingress that runs the graph. The one rule: replicas load the code of nodes by its name, as those of our own
+runtimes do, from the folder of the application or from their working directory.
+"""
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve.config import AutoscalingConfig
+from ray.serve.context import _get_global_client
+
+from pointsman.config.problems import Problems
+from pointsman.config.schema import ScalingSpec
+from pointsman.config.validation import Validator
+from pointsman.errors import PointsmanError
+from pointsman.integrations.ray_serve.router import pointsman_routing
+from pointsman.integrations.ray_serve.scaling import pointsman_scaling
+from pointsman.pipeline.application import Application
+from pointsman.pipeline.flow import BadInput, InputValue, flow_of, input_value, part_of
+from pointsman.pipeline.graph import CALL, Access, Graph, HandleTo, NodeKind, filled, references
+from pointsman.pipeline.options import NodeOptions, batching_of, joined, parted
+from pointsman.replica.target import load
+
+INGRESS_NAME = "ingress"
+
+
+class NodeHandle:
+    """A node, for the code of another one: `await handle.method(x)`, or `handle.method.remote(x).result()`."""
+
+    def __init__(self, handle: Any, method: str = CALL) -> None:
+        self._handle = handle
+        self._method = method
+
+    def __getattr__(self, name: str) -> "NodeHandle":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return NodeHandle(self._handle, name)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.call.remote(self._method, args, kwargs)
+
+    __call__ = remote
+
+
+class ServeNode:
+    """A node in a replica of Serve: the user's function, or an object of the user's class."""
+
+    def __init__(self, encoded: str, folder: str, handles: Mapping[str, Any]) -> None:
+        node = msgspec.json.decode(encoded, type=NodeRecipe)
+        [body] = loaded([node.code], folder, node.python_path)
+        self._threads = ThreadPoolExecutor(node.threads)
+        """For code that is not async: as many calls at once as its options say."""
+
+        def handle(name: str) -> NodeHandle:
+            return NodeHandle(handles[name])
+
+        self._target = body
+        if node.is_class:
+            self._target = body(*_with_handles(node.args, handle), **_with_handles(node.kwargs, handle))
+
+    async def call(self, method: str, args: Any, kwargs: Any) -> Any:
+        """One call of a method; `__call__` is the function or the object itself."""
+        function = self._target if method == CALL else getattr(self._target, method)
+        batched = batching_of(function) is not None  # Serve passes calls one by one
+        if batched:
+            args, kwargs = joined([(args, kwargs)])
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 (an object with an async __call__)
+        )
+        if is_async:
+            made = await function(*args, **kwargs)
+        else:
+            here = partial(_to_completion, function, args, kwargs)
+            made = await asyncio.get_running_loop().run_in_executor(self._threads, here)
+        if hasattr(made, "__aiter__"):
+            made = [piece async for piece in made]
+        return parted(made, 1, method)[0] if batched else made
+
+    async def reconfigure(self, config: Any) -> None:
+        if config is not None and hasattr(self._target, "reconfigure"):
+            done = self._target.reconfigure(config)
+            if inspect.isawaitable(done):
+                await done
+
+
+def _to_completion(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    made = function(*args, **kwargs)
+    return list(made) if inspect.isgenerator(made) else made
+
+
+class ServeIngress:
+    """Takes requests by HTTP and by handle, and runs the graph: each step as soon as what it needs is there."""
+
+    def __init__(self, encoded: str, folder: str, handles: Mapping[str, Any]) -> None:
+        graph = msgspec.json.decode(encoded, type=IngressRecipe)
+        codes = [code for code in (graph.preprocessor, graph.schema) if code]
+        found = dict(zip(codes, loaded(codes, folder, graph.python_path), strict=True))
+        self._preprocessor, self._schema = found.get(graph.preprocessor), found.get(graph.schema)
+        self._inputs, self._steps, self._output = graph.inputs, graph.steps, graph.output
+        self._handles = handles
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and hasattr(args[0], "query_params"):
+            given = await self._input_of(args[0])
+        else:
+            given = input_value(args, kwargs)
+        inputs = [_part(given, path) for path in self._inputs]
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in self._steps:
+                    tasks.append(group.create_task(self._step(step, inputs, tasks)))
+        except ExceptionGroup as failed:  # the first failure cancels the other steps
+            raise failed.exceptions[0] from None
+        return await _filled_in(self._output, inputs, tasks)
+
+    async def _input_of(self, request: Any) -> Any:
+        given = await request.body() if self._preprocessor is None else self._preprocessor(request)
+        given = await given if inspect.isawaitable(given) else given
+        if self._preprocessor is None:
+            given = msgspec.json.decode(given) if given else None
+        return given if self._schema is None else self._schema.model_validate(given)
+
+    async def _step(self, step: "StepRecipe", inputs: list[Any], tasks: list[asyncio.Task[Any]]) -> Any:
+        args = await _filled_in(step.args, inputs, tasks)
+        kwargs = await _filled_in(step.kwargs, inputs, tasks)
+        return await self._handles[step.node].call.remote(step.method, args, kwargs)
+
+
+# Recipes: what replicas are made from, as text
+
+
+class NodeRecipe(msgspec.Struct, frozen=True):
+    code: str
+    is_class: bool
+    args: list[Any]
+    kwargs: dict[str, Any]
+    threads: int
+    python_path: tuple[str, ...]
+
+
+class StepRecipe(msgspec.Struct, frozen=True):
+    node: str
+    method: str
+    args: Any
+    kwargs: Any
+
+
+class IngressRecipe(msgspec.Struct, frozen=True):
+    inputs: list[list[tuple[int | str, bool]]]
+    """(key, whether it is an attribute) of each step into the input."""
+    steps: list[StepRecipe]
+    output: Any
+    preprocessor: str
+    schema: str
+    python_path: tuple[str, ...]
+
+
+REFERENCE = "$pointsman"
+"""The only key of a mapping that stands for a handle, a part of the input or a result; plain data has no such keys."""
+
+
+def _marked(template: Any) -> Any:
+    """A template as JSON: references are marked."""
+
+    def mark(reference: Any) -> dict[str, list[Any]]:
+        if isinstance(reference, HandleTo):
+            return {REFERENCE: ["handle", reference.node]}
+        kind = "input" if isinstance(reference, InputValue) else "step"
+        return {REFERENCE: [kind, reference.index]}
+
+    return filled(template, mark)
+
+
+def _with_handles(value: Any, handle: Any) -> Any:
+    if isinstance(value, dict):
+        if REFERENCE in value:
+            return handle(value[REFERENCE][1])
+        return {name: _with_handles(one, handle) for name, one in value.items()}
+    return [_with_handles(one, handle) for one in value] if isinstance(value, list) else value
+
+
+async def _filled_in(value: Any, inputs: list[Any], tasks: list[asyncio.Task[Any]]) -> Any:
+    if isinstance(value, dict):
+        if REFERENCE in value:
+            kind, index = value[REFERENCE]
+            return inputs[index] if kind == "input" else await tasks[index]
+        return {name: await _filled_in(one, inputs, tasks) for name, one in value.items()}
+    return [await _filled_in(one, inputs, tasks) for one in value] if isinstance(value, list) else value
+
+
+def _part(given: Any, path: list[tuple[int | str, bool]]) -> Any:
+    try:
+        return part_of(given, [Access(key, attribute) for key, attribute in path])
+    except BadInput as error:
+        raise PointsmanError(str(error)) from None
+
+
+def loaded(codes: Sequence[str], folder: str, python_path: Sequence[str]) -> list[Any]:
+    """Code by its names: from the folder of the application if this machine has it, else from the working directory."""
+    here = Path(folder) if Path(folder).is_dir() else Path.cwd()
+    sys.path[:0] = [root for one in python_path if (root := str((here / one).resolve())) not in sys.path]
+    return load(codes, str(here))
+
+
+# Building
+
+
+def to_ray_serve(application: Application) -> Any:
+    """A bound Serve application, for `serve.run`. Raises `PointsmanError` for what Serve cannot run."""
+    graph, folder = application.graph, str(application.folder.absolute())
+    _refuse(graph)
+    bound: dict[str, Any] = {}
+
+    def node(name: str) -> Any:
+        if name not in bound:
+            made = graph.node(name)
+            recipe = NodeRecipe(
+                made.code,
+                made.kind is NodeKind.CLASS,
+                _marked(list(made.args)),
+                _marked(dict(made.kwargs)),
+                made.options.threads,
+                graph.python_path,
+            )
+            needs = {one.node for one in references([*made.args, made.kwargs]) if isinstance(one, HandleTo)}
+            handles = {needed: node(needed) for needed in sorted(needs)}
+            deployment = serve.deployment(ServeNode).options(**serve_options(name, made.options))
+            bound[name] = deployment.bind(msgspec.json.encode(recipe).decode(), folder, handles)
+        return bound[name]
+
+    flow = flow_of(graph)
+    ingress = IngressRecipe(
+        [[(one.key, one.attribute) for one in part.path] for part in flow.inputs],
+        [
+            StepRecipe(step.node, step.method, _marked(list(step.args)), _marked(dict(step.kwargs)))
+            for step in flow.steps
+        ],
+        _marked(flow.output),
+        graph.preprocessor,
+        graph.schema,
+        graph.python_path,
+    )
+    handles = {one.name: node(one.name) for one in graph.nodes}
+    front = serve.deployment(ServeIngress).options(**serve_options(INGRESS_NAME, graph.ingress))
+    return front.bind(msgspec.json.encode(ingress).decode(), folder, handles)
+
+
+def _refuse(graph: Graph) -> None:
+    problems = []
+    for one in graph.nodes:
+        if one.kind is NodeKind.MODEL:
+            problems.append(f'"{one.name}" is a model of a manifest, which only a gateway of ours serves')
+        if one.options.shards > 1:
+            problems.append(f'"{one.name}" has shards, which Serve does not have')
+        if one.options.labels:
+            problems.append(f'"{one.name}" has labels; Serve places replicas by resources')
+    if problems:
+        raise PointsmanError(f"Ray Serve cannot run this application: {'; '.join(problems)}")
+
+
+def serve_options(name: str, options: NodeOptions) -> dict[str, Any]:
+    """The options of a Serve deployment for those of a node."""
+    actor: dict[str, Any] = {"num_cpus": options.cpus, "num_gpus": options.gpu_share or options.gpus}
+    if options.memory_bytes:
+        actor["memory"] = options.memory_bytes
+    if options.env:
+        actor["runtime_env"] = {"env_vars": dict(options.env)}
+    made: dict[str, Any] = {
+        "name": name,
+        "max_ongoing_requests": options.max_concurrency,
+        "ray_actor_options": actor,
+        "health_check_period_s": options.health_check_period_s,
+        "health_check_timeout_s": options.health_check_timeout_s,
+        "graceful_shutdown_timeout_s": options.graceful_shutdown_s,
+    }
+    if options.user_config is not None:
+        made["user_config"] = options.user_config
+    if options.scheduling is not None:
+        given = dict(options.scheduling)
+        given["time_limit"] = given.pop("timeLimit", None)
+        made["request_router_config"] = pointsman_routing(**given)
+    if options.scaling is None:
+        return made | {"num_replicas": options.num_replicas}
+    return made | {"autoscaling_config": autoscaling(dict(options.scaling), options.num_replicas)}
+
+
+def autoscaling(section: dict[str, Any], initial: int) -> Any:
+    """The autoscaling of a deployment, from the `scaling` section of a node."""
+    problems = Problems("")
+    spec: ScalingSpec = Validator(problems).value(section, ScalingSpec, ())
+    problems.raise_if_any()
+    most = max(spec.max_replicas, 1)
+    return AutoscalingConfig(
+        min_replicas=spec.min_replicas,
+        max_replicas=most,
+        initial_replicas=min(max(initial, spec.min_replicas), most),
+        upscale_delay_s=spec.up_delay_s,
+        downscale_delay_s=spec.down_delay_s,
+        upscaling_factor=spec.up_factor,
+        downscaling_factor=spec.down_factor,
+        policy=pointsman_scaling(
+            spec.policy, parameters=spec.parameters, time_limit_s=spec.time_limit_s, interval_s=spec.interval_s
+        ),
+    )
+
+
+# Deploying
+
+
+class ServeApplicationHandle:
+    """An application on Serve: `handle.remote(1, 2).result()`, and where HTTP clients send requests."""
+
+    def __init__(self, name: str, handle: Any, url: str) -> None:
+        self.name = name
+        self.url = url
+        self._handle = handle
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the application; the answer has `result()` and can be awaited."""
+        return self._handle.remote(*args, **kwargs)
+
+    def close(self) -> None:
+        """Delete the application; Serve goes on."""
+        serve.delete(self.name)
+
+
+def deploy_on_serve(application: Application, *, route_prefix: str = "") -> ServeApplicationHandle:
+    """Run an application on the Serve of this cluster, which is started if it does not run, and wait for it."""
+    prefix = route_prefix or f"/{application.name}"
+    handle = serve.run(to_ray_serve(application), name=application.name, route_prefix=prefix)
+    http = _get_global_client().http_config
+    return ServeApplicationHandle(application.name, handle, f"http://{http.host}:{http.port}{prefix}")

@@ -1,0 +1,469 @@
+"""Requests and replicas of a Serve deployment as our dispatcher sees them; nothing here imports Ray.
+
+Enters: requests, what Serve tells of replicas, and the ends of requests. Leaves: a future of the replica for each
+request. The one rule: the dispatcher decides, and where the code of a user fails, power of two does, at once.
+"""
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+from pointsman.config.deployments import scheduling
+from pointsman.config.plan import DeploymentPlan
+from pointsman.config.problems import Problems
+from pointsman.config.schema import SchedulingSpec
+from pointsman.config.validation import Validator
+from pointsman.control.desired import DesiredDeployment
+from pointsman.errors import PluginError
+from pointsman.reasons import Reason
+from pointsman.routing.decisions import Choice
+from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IS_FULL, Endpoint, Metrics
+from pointsman.routing.events import (
+    Arrived,
+    Cancelled,
+    Changed,
+    Ended,
+    Failed,
+    Joined,
+    Left,
+    Measured,
+    Outcome,
+    Refusal,
+    Refuse,
+    Revoke,
+    Scraped,
+    Send,
+)
+from pointsman.routing.plugins import Endpoints, RequestCycle
+from pointsman.routing.queue import FlowControl
+from pointsman.routing.routes import BatchPolicy, DispatcherSettings, DispatchPlan, Route
+from pointsman.routing.user_code import Stalled
+from pointsman.runtimes.tasks import LoopClock
+from pointsman.runtimes.traffic import Lane, TrafficHooks, contain, scheduling_problems
+from pointsman.selection import SchedulingFailure
+from pointsman.strategies import SchedulingPolicy
+from pointsman.strategies.dispatching import MAX_WAITING, plan_for
+from pointsman.strategies.power_of_two import PowerOfTwoPolicy
+from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+
+MAX_MODELS = 1_000
+"""Multiplexed models that are told apart; requests for further ones go to any replica."""
+KEPT_RECORDS = 2_000
+GONE = "Serve removed the replica"
+
+# Plans
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `request_router_kwargs` may have: the `scheduling` section of a deployment, and limits of waiting."""
+
+    policy: str = ""
+    parameters: Mapping[str, Any] = {}
+    config: Mapping[str, Any] | None = None
+    time_limit: str | float | None = None
+    """Of one call of the user's code; None: 5 ms."""
+    pickled: str = ""
+    """A policy that was given as an object: base64 of cloudpickle."""
+    max_waiting: int = MAX_WAITING
+    wait_s: float = 0.0
+    """How long a request waits for a replica; 0: as long as Serve lets it."""
+    seed: int = 0
+
+    def section(self) -> dict[str, Any]:
+        """The `scheduling` section."""
+        given = {"policy": self.policy, "parameters": dict(self.parameters), "config": self.config}
+        section = {name: value for name, value in given.items() if value}
+        return section if self.time_limit is None else section | {"timeLimit": self.time_limit}
+
+
+def routing_plan(deployment: str, settings: RouterSettings, policy: SchedulingPolicy | None = None) -> DeploymentPlan:
+    """The scheduling of a deployment. Raises `ConfigError` with all problems. `policy`: given as an object."""
+    problems = Problems("")
+    spec = Validator(problems).value(settings.section(), SchedulingSpec, ())
+    how = scheduling(spec, problems, ())
+    problems.raise_if_any()
+    return DeploymentPlan(
+        desired=DesiredDeployment(name=deployment, model=""),
+        policy=policy or how.policy,
+        picker=how.picker if policy is None else None,
+        scheduling_recipe=how.recipe,
+        time_limit_s=how.time_limit_s,
+    )
+
+
+def serve_plan(plan: DeploymentPlan, settings: RouterSettings) -> DispatchPlan:
+    """How the dispatcher schedules: as the plan says, and by power of two where that finds nothing or fails."""
+    if plan.policy is not None:
+        made = plan_for(plan.policy, max_waiting=settings.max_waiting, ttl_s=settings.wait_s)
+    else:
+        assert plan.picker is not None, "a plan has a policy or a picker"
+        made = plan.picker.dispatch_plan()
+        if plan.picker.flow_control is None:
+            made = msgspec.structs.replace(
+                made,
+                make_queue=lambda: FlowControl(
+                    max_requests=settings.max_waiting, default_request_ttl_s=settings.wait_s
+                ),
+            )
+    if made.policy is not None:
+        return msgspec.structs.replace(made, route=PowerOfTwoPolicy(), policy=InsistentBatch(made.policy))
+    return msgspec.structs.replace(made, route=InsistentRoute(made.route), stand_in=PowerOfTwoPolicy())
+
+
+def _has_room(endpoints: Endpoints) -> bool:
+    full = endpoints.column(IS_FULL)
+    return any(not is_full and one.instance.can_accept_request for one, is_full in zip(endpoints, full, strict=True))
+
+
+class InsistentRoute:
+    """A route that prefers replicas with the model of the request, and must choose while a replica has room.
+
+    Serve calls its router again and again while there is no choice, so a route that finds none must not keep a request:
+    the stand-in chooses, and the record says why.
+    """
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    @property
+    def name(self) -> str:
+        return self._route.name
+
+    def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
+        model = cycle.request.model_name
+        if model:
+            others = [one.row for one in endpoints if one.metrics is None or model not in one.metrics.active_models]
+            if 0 < len(others) < len(endpoints):
+                loaded = endpoints.without(others)
+                if _has_room(loaded):
+                    return self._chosen(cycle, loaded)
+        return self._chosen(cycle, endpoints)
+
+    def _chosen(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
+        choice = self._route.choose(cycle, endpoints)
+        if isinstance(choice, SchedulingFailure) and _has_room(endpoints):
+            raise PluginError(self.name, "chose no replica although one has room")
+        return choice
+
+
+class InsistentBatch:
+    """A policy that decides about all waiting requests at once, and must decide about one while a replica has room."""
+
+    now: float | None = None
+    seed: int = 0
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self.name = policy.name
+        self.price_per_gpu_hour = policy.price_per_gpu_hour
+
+    def schedule(
+        self, requests: list[RequestMetadata], instances: list[ExecutionInstance]
+    ) -> Iterable[SchedulingDecision]:
+        self._policy.now, self._policy.seed = self.now, self.seed
+        decisions = list(self._policy.schedule(requests, instances))
+        if not decisions and any(_accepts(one) for one in instances):
+            raise PluginError(self.name, "chose no replica although one has room")
+        return decisions
+
+
+def _accepts(instance: ExecutionInstance) -> bool:
+    limit = instance.max_concurrency
+    return instance.can_accept_request and (limit is None or instance.current_load < limit)
+
+
+# The user's code
+
+
+class ThreadWatch:
+    """Times the user's scheduling code on a thread, and leaves the thread behind when a call blocks.
+
+    Serve's router runs in a loop of its own, not on the main thread: no signal can interrupt code there. While a call
+    hangs, further calls are refused at once; the thread is interrupted as soon as it runs Python again.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.inside = False
+        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]]] = SimpleQueue()
+        self._hangs: SimpleQueue[Any] | None = None
+        """Where the answer of a call that hangs will be; None if none does."""
+        self._thread: threading.Thread | None = None
+
+    def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
+        if self._hangs is not None:
+            if self._hangs.empty():
+                raise Stalled
+            self._hangs = None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="pointsman policy", daemon=True)
+            self._thread.start()
+        began, answer = time.perf_counter(), SimpleQueue[Any]()
+        self._calls.put((method, about, answer))
+        self.inside = True
+        try:
+            result, error = answer.get(timeout=limit_s)
+        except Exception:  # queue.Empty: the limit has passed
+            self._hangs = answer
+            _interrupt(self._thread)
+            raise Stalled from None
+        finally:
+            self.inside = False
+        if error is not None:
+            raise error
+        return result, time.perf_counter() - began
+
+    def _work(self) -> None:
+        while True:
+            try:
+                method, about, answer = self._calls.get()
+                try:
+                    made = method(*about)
+                    answer.put((list(made) if hasattr(made, "__next__") else made, None))
+                except BaseException as error:  # also what interrupts it
+                    answer.put((None, error))
+            except Stalled:  # it came late: the call had ended
+                continue
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stalled))
+
+
+# Requests
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """What Serve tells of a replica."""
+
+    name: str
+    max_ongoing: int
+    node: str = ""
+    zone: str = ""
+    models: frozenset[str] = frozenset()
+    """Multiplexed models that it has loaded."""
+    stats: Mapping[str, Any] = {}
+    """As its `record_routing_stats` returned."""
+
+
+class RequestRefused(Exception):
+    """The dispatcher refused a request; the reason says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(f"{refusal.outcome.value}: {refusal.reason}")
+
+
+class KnownReplicas:
+    """The replicas of a lane: what Serve tells of them, and the requests that other routers have sent there."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._dispatcher = lane.dispatcher
+        self._replicas: dict[str, Replica] = {}
+        self._others: Counter[str] = Counter()
+        """Requests on a replica that other routers have sent."""
+        self._models: set[str] = set()
+
+    def update(self, replicas: Iterable[Replica]) -> set[str]:
+        """These are the replicas now. Returns the names of those that have left."""
+        known, now = self._replicas, {one.name: one for one in replicas}
+        self._replicas = {name: known[name] for name in known if name not in now} | now
+        for name, replica in now.items():
+            if name not in known:
+                self._lane.tell(Joined(self._instance(replica)))
+            elif replica != known[name]:
+                self._lane.tell(Changed(self._instance(replica)))
+            else:
+                continue
+            self._measure(replica)
+            if self._dispatcher.extractors and replica.stats:
+                self._lane.tell(Scraped(name, replica.stats))
+        return known.keys() - now.keys()
+
+    def remove(self, name: str) -> None:
+        del self._replicas[name]
+        self._others.pop(name, None)
+        self._lane.tell(Left(name, GONE))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._replicas
+
+    def reported(self, name: str, number: int) -> None:
+        """A replica reports how many requests it runs, those of other routers included."""
+        if name in self._replicas:
+            others = max(number - self._ours(name), 0)
+            if others != self._others[name]:
+                self._others[name] = others
+                self._measure(self._replicas[name])
+
+    def is_full(self, name: str) -> None:
+        """A replica did not take a request of ours that counts there: without it, it must count as full."""
+        self._others[name] = max(self._replicas[name].max_ongoing - (self._ours(name) - 1), 1)
+        self._measure(self._replicas[name])
+
+    def used_by_others(self) -> list[str]:
+        """Replicas whose load is not ours alone: what others do there must be asked for."""
+        return [name for name, number in self._others.items() if number]
+
+    def serve(self, model: str) -> bool:
+        """Tell the dispatcher that every replica can load a model. False: there are too many models."""
+        if model not in self._models:
+            if len(self._models) >= MAX_MODELS:
+                return False
+            self._models.add(model)
+            for replica in self._replicas.values():
+                self._lane.tell(Changed(self._instance(replica)))
+        return True
+
+    def loads(self) -> dict[str, int]:
+        return {name: self._ours(name) + self._others[name] for name in self._replicas}
+
+    def _ours(self, name: str) -> int:
+        fleet = self._dispatcher.fleet
+        return int(fleet.load.columns[IN_FLIGHT_REQUESTS][fleet[name].row])
+
+    def _measure(self, replica: Replica) -> None:
+        running = float(self._ours(replica.name) + self._others[replica.name])
+        self._lane.tell(Measured(replica.name, metrics_of(replica, running)))
+
+    def _instance(self, replica: Replica) -> ExecutionInstance:
+        labels = {"kubernetes.io/hostname": replica.node, "topology.kubernetes.io/zone": replica.zone}
+        return ExecutionInstance(
+            instance_id=replica.name,
+            max_concurrency=replica.max_ongoing,
+            adapters=frozenset(self._models),
+            labels={name: value for name, value in labels.items() if value},
+        )
+
+
+class ReplicaLane:
+    """The dispatcher of one router, with a future of its replica for each request."""
+
+    def __init__(
+        self,
+        deployment: str,
+        settings: RouterSettings,
+        loop: asyncio.AbstractEventLoop,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        self._loop = loop
+        clock = LoopClock(loop)
+        self.now = clock.now
+        plan = routing_plan(deployment, settings, policy)
+        made = DispatcherSettings(keep_records=KEPT_RECORDS, seed=settings.seed)
+        self.dispatcher = Dispatcher(serve_plan(plan, settings), made)
+        self._lane = Lane(plan, self.dispatcher, self, clock, TrafficHooks())
+        contain(self._lane, ThreadWatch(clock.now))
+        self.replicas = KnownReplicas(self._lane)
+        self._chosen: dict[str, asyncio.Future[str]] = {}
+        """By request: the name of its replica."""
+        self.revoke_request: Callable[[str], None] = lambda _: None
+        """(request): it must be stopped for a more important one."""
+        self._revoked: set[str] = set()
+
+    def choose(self, request: RequestMetadata) -> "asyncio.Future[str]":
+        """The name of the replica for a request, once there is one with room; raises `RequestRefused`."""
+        if request.model_name and not self.replicas.serve(request.model_name):
+            request = msgspec.structs.replace(request, model_name="")
+        future: asyncio.Future[str] = self._loop.create_future()
+        self._chosen[request.request_id] = future
+        self._lane.tell(Arrived((request,)))
+        return future
+
+    def choose_again(self, request: RequestMetadata) -> "asyncio.Future[str]":
+        """The replica for a request that its replica did not take; it keeps its place in the order."""
+        holds = self.dispatcher.ledger.holds(request.request_id)
+        if not holds:  # its replica is gone
+            return self.choose(request)
+        future: asyncio.Future[str] = self._loop.create_future()
+        self._chosen[request.request_id] = future
+        self.replicas.is_full(str(holds[0].endpoint))
+        self._lane.tell(Failed(request.request_id, "the replica is full", full=True))
+        return future
+
+    def ended(self, request_id: str) -> None:
+        self._chosen.pop(request_id, None)
+        self._lane.tell(Cancelled(request_id) if request_id in self._revoked else Ended(request_id))
+        self._revoked.discard(request_id)
+
+    def cancelled(self, request_id: str, refusal: Refusal | None = None) -> None:
+        self._chosen.pop(request_id, None)
+        self._revoked.discard(request_id)
+        self._lane.tell(Cancelled(request_id, refusal))
+
+    def update(self, replicas: Iterable[Replica]) -> None:
+        """These are the replicas now."""
+        for name in self.replicas.update(replicas):
+            self.lost(name)
+
+    def lost(self, name: str) -> None:
+        """A replica is gone. Serve decides what becomes of its requests: those that it did not take are tried again."""
+        if name in self.replicas:
+            facts = {"instance": name, "error": GONE, "tries": 1, "max_tries": 1, "no_retry": "no-retry"}
+            for request_id in self.dispatcher.ledger.on(self.dispatcher.fleet[name]):
+                self.cancelled(request_id, Refusal(Outcome.EVICTED_OTHER, Reason("instance-failed", facts)))
+            self.replicas.remove(name)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether requests wait."""
+        return len(self.dispatcher) > self.dispatcher.running
+
+    # What the dispatcher decides
+
+    def send(self, lane: Lane, command: Send) -> None:
+        future = self._chosen.pop(command.request.request_id, None)
+        if future is None or future.done():  # its caller is gone, or Serve has its answer
+            self._loop.call_soon(self.cancelled, command.request.request_id)
+        else:
+            future.set_result(str(command.endpoint))
+
+    def refuse(self, lane: Lane, command: Refuse) -> None:
+        future = self._chosen.pop(command.request.request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(RequestRefused(command.refusal))
+
+    def revoke(self, lane: Lane, command: Revoke) -> None:
+        self._revoked.add(command.request.request_id)
+        self.revoke_request(command.request.request_id)
+
+    def status(self) -> dict[str, Any]:
+        """As plain data."""
+        lane, dispatcher = self._lane, self.dispatcher
+        return {
+            "strategy": dispatcher.strategy,
+            "policies": [] if lane.containment is None else lane.containment.report(),
+            "problems": scheduling_problems([lane]),
+            "waiting": len(dispatcher) - dispatcher.running,
+            "running": dispatcher.running,
+            "replicas": self.replicas.loads(),
+            "counters": dispatcher.counters.as_dict(),
+        }
+
+
+def metrics_of(replica: Replica, running: float) -> Metrics:
+    """The metrics that plugins read, from the routing stats with their names; what is not reported is 0."""
+    found: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Metrics):
+        value = replica.stats.get(field.name)
+        if value is None:
+            continue
+        if field.type is float and isinstance(value, int | float) and isfinite(value):
+            found[field.name] = float(value)
+        elif field.type is int and isinstance(value, int):
+            found[field.name] = value
+        elif isinstance(value, list | set | frozenset | tuple):
+            found[field.name] = frozenset(map(str, value))
+    found["active_models"] = found.get("active_models", frozenset()) | replica.models
+    found["running_requests_size"] = running
+    return Metrics(**found)

@@ -1,0 +1,161 @@
+"""Records of all routers of a cluster in one place: an actor that routers report to, and what may be asked of it.
+
+Enters: reports of routers, once a second: their state, and the requests that have ended since. Leaves: `explain` of a
+request, `status` of routers and scaled deployments, and latencies for scaling policies. The one rule: a router sends
+the full record of a request only when it is asked for, so that records cost nothing until then.
+"""
+
+import asyncio
+import time
+from collections import deque
+from functools import cache
+from typing import Any
+
+import msgspec
+import ray
+
+from pointsman.errors import UnknownName
+
+ACTOR = "pointsman-records"
+NAMESPACE = "pointsman"
+REPORT_S = 1.0
+"""Between two reports of a router."""
+SILENT_S = 10 * REPORT_S
+"""A router that has not reported for this long is gone."""
+MAX_ENDED = 10_000
+"""Requests per deployment that scaling policies have not read yet."""
+MAX_ANSWERED = 1_000
+
+
+class EndedRequest(msgspec.Struct, frozen=True):
+    """What scaling policies are told of a request."""
+
+    number: int
+    """Of its deployment, counted from 1."""
+    latency_ms: float
+    met_deadline: bool | None = None
+    """None if it had none."""
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a router tells."""
+
+    router: str
+    deployment: str
+    status: dict[str, Any]
+    arrived: int = 0
+    """Since its last report."""
+    ended: tuple[tuple[float, bool | None], ...] = ()
+    """(latency in ms, whether it met its deadline)."""
+    explained: dict[str, dict[str, Any]] = {}
+    """By request: the records that were asked for."""
+
+
+class RecordsKeeper:
+    """The actor. One per cluster; it ends with the cluster."""
+
+    def __init__(self) -> None:
+        self._routers: dict[str, tuple[float, RouterReport]] = {}
+        self._ended: dict[str, deque[EndedRequest]] = {}
+        self._numbers: dict[str, int] = {}
+        self._arrived: dict[str, int] = {}
+        self._scaled: dict[str, dict[str, Any]] = {}
+        self._wanted: dict[str, tuple[str, set[str]]] = {}
+        """Requests that are asked for: their deployment, if given, and the routers that were told."""
+        self._answers: dict[str, dict[str, Any]] = {}
+
+    async def report(self, encoded: bytes) -> list[str]:
+        """Take a report; the requests whose records the router shall send."""
+        report = msgspec.msgpack.decode(encoded, type=RouterReport)
+        now, name = time.monotonic(), report.deployment
+        self._routers[report.router] = (now, report)
+        self._arrived[name] = self._arrived.get(name, 0) + report.arrived
+        ended = self._ended.setdefault(name, deque(maxlen=MAX_ENDED))
+        for latency_ms, met in report.ended:
+            self._numbers[name] = number = self._numbers.get(name, 0) + 1
+            ended.append(EndedRequest(number, latency_ms, met))
+        for request_id, record in report.explained.items():
+            self._answers[request_id] = record
+            while len(self._answers) > MAX_ANSWERED:
+                del self._answers[next(iter(self._answers))]
+        asked = []
+        for request_id, (deployment, told) in self._wanted.items():
+            if deployment in ("", name) and report.router not in told:
+                told.add(report.router)
+                asked.append(request_id)
+        return asked
+
+    async def explain(self, request_id: str, deployment: str = "") -> dict[str, Any] | None:
+        """The record of a request; None if no router has it."""
+        self._answers.pop(request_id, None)
+        self._wanted[request_id] = (deployment, set())
+        until = time.monotonic() + 4 * REPORT_S
+        try:
+            while time.monotonic() < until and request_id not in self._answers:
+                await asyncio.sleep(REPORT_S / 20)
+            return self._answers.get(request_id)
+        finally:
+            self._wanted.pop(request_id, None)
+
+    async def status(self) -> dict[str, Any]:
+        live = self._live()
+        routers = [{"router": one.router, "deployment": one.deployment, **one.status} for one in live.values()]
+        return {"routers": routers, "scaled": self._scaled}
+
+    async def measured(self, deployment: str, after: int) -> tuple[int, list[EndedRequest]]:
+        """Requests that have arrived in all, and those that have ended after a number."""
+        ended = self._ended.get(deployment, ())
+        return self._arrived.get(deployment, 0), [one for one in ended if one.number > after]
+
+    async def scaled(self, deployment: str, status: dict[str, Any]) -> None:
+        """A scaling policy tells what it decides, and why."""
+        self._scaled[deployment] = status
+
+    def _live(self) -> dict[str, RouterReport]:
+        now = time.monotonic()
+        self._routers = {name: one for name, one in self._routers.items() if now - one[0] < SILENT_S}
+        return {name: report for name, (_, report) in self._routers.items()}
+
+
+@cache
+def _keeper_class() -> Any:
+    options = {"name": ACTOR, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+    return ray.remote(RecordsKeeper).options(**options, num_cpus=0, max_restarts=-1)
+
+
+def records_keeper() -> Any:
+    """The actor, started if it does not run. The caller keeps the handle."""
+    return _keeper_class().remote()
+
+
+def _cluster_keeper() -> Any:
+    """The same for a program, which is connected to the cluster of this machine first if it is to none."""
+    if not ray.is_initialized():
+        ray.init("auto")
+    return records_keeper()
+
+
+class Explanation(str):
+    """The record of a request: text for people, and `data` for programs."""
+
+    __slots__ = ("data",)
+    data: dict[str, Any]
+
+
+def explain(request_id: str, *, deployment: str = "") -> Explanation:
+    """Why a request went where it went. `request_id`: the `x-request-id` of its answer. Raises `UnknownName`.
+
+    `deployment` is `APP/NAME`; without it, any that had a request with this id.
+    """
+    found = ray.get(_cluster_keeper().explain.remote(request_id, deployment))
+    if found is None:
+        raise UnknownName("request", request_id, ())
+    made = Explanation(found["text"])
+    made.data = found["record"]
+    return made
+
+
+def status() -> dict[str, Any]:
+    """All routers and scaled deployments of the cluster: load, policies and what they do wrong, as plain data."""
+    found: dict[str, Any] = ray.get(_cluster_keeper().status.remote())
+    return found

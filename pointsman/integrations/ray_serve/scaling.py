@@ -1,0 +1,243 @@
+"""`pointsman_scaling`: our scaling policies as the policy of Serve's autoscaler.
+
+Enters: what Serve's controller tells of a deployment, and what our routers have measured. Leaves: a number of replicas.
+The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications. The policy
+runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of the
+deployment's `AutoscalingConfig`, which Serve applies to the number.
+"""
+
+import base64
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from math import isfinite
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+import ray
+from ray import cloudpickle
+from ray.serve.config import AutoscalingContext, AutoscalingPolicy
+
+from pointsman.config.problems import Problems
+from pointsman.config.scaling import Unloadable
+from pointsman.config.scaling import policy as scaling_policy
+from pointsman.errors import ConfigError
+from pointsman.integrations.ray_serve.records import EndedRequest, records_keeper
+from pointsman.scaling import ScalingPolicy, TargetOngoing, policy_name
+from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, ScaledDeployment, scaling_status
+from pointsman.scaling.limits import ScalingLimits, ScalingPlan
+from pointsman.scaling.policy import TooSlow, invoke_with_state
+
+SERVES_OWN = "target-ongoing-requests"
+"""The default of Serve: as many replicas as its `target_ongoing_requests` needs."""
+LATENCIES = ("latency_ms", "ttft_ms", "tpot_ms")
+"""Metrics of `record_autoscaling_stats` that policies find where the gateway's are."""
+
+
+def pointsman_scaling(
+    policy: Any = SERVES_OWN,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    time_limit_s: float = ScalingLimits().time_limit_s,
+    interval_s: float = ScalingLimits().interval_s,
+) -> AutoscalingPolicy:
+    """The `policy` of an `AutoscalingConfig`. Raises `ConfigError` with all problems.
+
+    `policy`: a built-in name, `module:name`, a function of a view, or an object with `desired_replicas`; with a name,
+    `parameters` are as in YAML. A call of it may take `time_limit_s`, and is made every `interval_s`.
+    """
+    kwargs: dict[str, Any] = {"time_limit_s": time_limit_s, "interval_s": interval_s}
+    if isinstance(policy, str):
+        if policy != SERVES_OWN:
+            _built(policy, parameters or {})
+        elif parameters:
+            raise ConfigError([f'"{SERVES_OWN}" has no parameters; target_ongoing_requests is in AutoscalingConfig'])
+        kwargs |= {"policy": policy, "parameters": dict(parameters or {})}
+    elif callable(policy) or isinstance(policy, ScalingPolicy):
+        if parameters:
+            raise ConfigError([f"{policy_name(policy)} is made already; parameters go with a name"])
+        kwargs |= {"policy": policy_name(policy), "pickled": base64.b64encode(cloudpickle.dumps(policy)).decode()}
+    else:
+        raise ConfigError([f"policy: expected a name, a function or a scaling policy, found {policy!r:.60}"])
+    return AutoscalingPolicy(policy_function=ServeScaling, policy_kwargs=kwargs)
+
+
+def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = False) -> Any:
+    """`was_in_force`: in place of one that cannot be loaded, a policy that says so. Else raises `ConfigError`."""
+    problems = Problems("")
+    problems.was_in_force = was_in_force
+    made = scaling_policy(name, parameters, problems, ())
+    problems.raise_if_any()
+    return made
+
+
+class PolicyCall:
+    """One call of a policy on a thread of its own."""
+
+    def __init__(self, policy: Any, view: Any) -> None:
+        self.view = view
+        self.began = time.monotonic()
+        self._answer: SimpleQueue[object] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                self._answer.put(invoke_with_state(policy, view))
+            except BaseException as error:
+                self._answer.put(error)
+
+        threading.Thread(target=work, name="pointsman scaling", daemon=True).start()
+
+    def answer(self, limit_s: float) -> object | None:
+        """What it returned or raised; `TooSlow` after the limit; None: not yet."""
+        try:
+            return self._answer.get_nowait()
+        except Empty:
+            taken_s = time.monotonic() - self.began
+            return TooSlow(taken_s) if taken_s > limit_s else None
+
+
+class ServeScaling:
+    """Called by Serve's controller several times a second, with the state of one deployment."""
+
+    def __init__(
+        self,
+        policy: str = SERVES_OWN,
+        parameters: Mapping[str, Any] | None = None,
+        pickled: str = "",
+        time_limit_s: float = 0.5,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._name, self._parameters, self._pickled = policy, parameters or {}, pickled
+        self._limits = {"time_limit_s": time_limit_s, "interval_s": interval_s}
+        self._one: ScaledDeployment | None = None
+        self._call: PolicyCall | None = None
+        self._hangs: PolicyCall | None = None
+        """A call that was too slow and still runs: no other begins until it has ended."""
+        self._called_at = 0.0
+        self._measured: SimpleQueue[tuple[int, list[EndedRequest]]] = SimpleQueue()
+        self._arrived = 0
+        self._to_tell: dict[str, Any] | None = None
+
+    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        try:
+            return self._decide(ctx), {}
+        except Exception:  # a defect of ours must not stop the applications of others
+            logging.getLogger("ray.serve").exception("pointsman: scaling of %s failed", ctx.deployment_name)
+            return ctx.target_num_replicas, {}
+
+    def _decide(self, ctx: AutoscalingContext) -> int:
+        now, one = time.time(), self._one
+        if one is None:
+            one = self._one = self._began(ctx)
+        one.guard.limits = msgspec.structs.replace(
+            one.guard.limits,
+            min_replicas=ctx.capacity_adjusted_min_replicas,
+            max_replicas=max(ctx.capacity_adjusted_max_replicas, 1),
+        )
+        load = self._observe(one, ctx, now)
+        self._take_answer(one)
+        if self._call is None and not 0 <= now - self._called_at < self._limits["interval_s"]:
+            self._called_at = now
+            self._begin_call(one, load, now)
+        return one.target
+
+    def _began(self, ctx: AutoscalingContext) -> ScaledDeployment:
+        limits = ScalingLimits(
+            min_replicas=ctx.capacity_adjusted_min_replicas,
+            max_replicas=max(ctx.capacity_adjusted_max_replicas, 1),
+            down_delay_s=0.0,  # the delays are those of Serve
+            idle_timeout_s=0.0,
+            time_limit_s=self._limits["time_limit_s"],
+            interval_s=self._limits["interval_s"],
+        )
+        plan = ScalingPlan(policy=self._policy(ctx), policy_name=self._name, limits=limits, recipe="")
+        name = f"{ctx.app_name}/{ctx.deployment_name}"
+        thread = threading.Thread(target=exchange, args=(weakref.ref(self), name), name="pointsman exchange")
+        thread.daemon = True
+        thread.start()
+        return ScaledDeployment(name, plan, plan, SavedDeployment(), running=ctx.target_num_replicas)
+
+    def _policy(self, ctx: AutoscalingContext) -> Any:
+        if self._name == SERVES_OWN and not self._pickled:
+            # Serve's numbers are means over its look-back period already.
+            return TargetOngoing(ctx.config.get_target_ongoing_requests(), self._limits["interval_s"])
+        try:
+            if self._pickled:
+                return cloudpickle.loads(base64.b64decode(self._pickled))
+            return _built(self._name, self._parameters, was_in_force=True)
+        except Exception as error:  # its module is not there in the controller
+            return Unloadable(f"{type(error).__name__}: {error}")
+
+    def _observe(self, one: ScaledDeployment, ctx: AutoscalingContext, now: float) -> Load:
+        measurements = one.observed.measurements
+        while True:
+            try:
+                self._arrived, ended = self._measured.get_nowait()
+            except Empty:
+                break
+            for request in ended:
+                measurements.ended(now, latency_ms=request.latency_ms, met_slo=request.met_deadline)
+        for name, values in (ctx.aggregated_metrics or {}).items():
+            for value in values.values():
+                if isinstance(value, int | float) and isfinite(value):
+                    measurements.metric(now, name, float(value))
+                    if name in LATENCIES:
+                        measurements.ended(now, **{name: float(value)})  # type: ignore[arg-type]
+        ready = ctx.current_num_replicas
+        waiting = round(ctx.total_queued_requests or 0.0)
+        load = Load(running=max(round(ctx.total_num_requests) - waiting, 0), waiting=waiting, arrived=self._arrived)
+        starting = max(ctx.target_num_replicas - ready, 0)
+        one.observed.observe_replicas(ReplicaCounts(ready=ready, starting=starting), now)
+        one.observed.observe_load(load, now)
+        return load
+
+    def _take_answer(self, one: ScaledDeployment) -> None:
+        limit_s = self._limits["time_limit_s"]
+        if self._hangs is not None and not isinstance(self._hangs.answer(limit_s), TooSlow):
+            self._hangs = None
+        if self._call is None:
+            return
+        answer = self._call.answer(limit_s)
+        if answer is not None:
+            call, self._call = self._call, None
+            one.decide(call.view, answer)
+            if isinstance(answer, TooSlow):
+                self._hangs = call
+
+    def _begin_call(self, one: ScaledDeployment, load: Load, now: float) -> None:
+        view = one.view(load, now)
+        if self._hangs is not None:
+            one.decide(view, TooSlow(time.monotonic() - self._hangs.began))
+        else:
+            self._call = PolicyCall(one.plan.policy, view)
+        self._to_tell = scaling_status(one, load, now)
+
+    def take_measured(self, measured: tuple[int, list[EndedRequest]]) -> dict[str, Any] | None:
+        """New measurements, from the other thread. Returns what to tell: status and records."""
+        self._measured.put(measured)
+        told, self._to_tell = self._to_tell, None
+        return told
+
+
+def exchange(of: "weakref.ref[ServeScaling]", deployment: str) -> None:
+    """Fetch what routers have measured, and report what the policy decides, until the policy is gone."""
+    after, keeper = 0, None
+    while True:
+        time.sleep(1.0)
+        scaling = of()
+        if scaling is None:
+            return
+        try:
+            keeper = keeper or records_keeper()
+            arrived, ended = ray.get(keeper.measured.remote(deployment, after), timeout=5.0)
+            after = ended[-1].number if ended else after
+            told = scaling.take_measured((arrived, ended))
+            if told is not None:
+                keeper.scaled.remote(deployment, msgspec.json.decode(msgspec.json.encode(told, enc_hook=str)))
+        except Exception as error:  # the actor restarts, or the cluster ends
+            keeper = None
+            logging.getLogger("ray.serve").warning("pointsman: no measurements of %s: %s", deployment, error)
+        del scaling

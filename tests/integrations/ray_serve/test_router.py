@@ -1,0 +1,134 @@
+"""`PointsmanRouter` on a real Serve application: order, affinity, and policies that fail."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.integrations.ray_serve.conftest import Cluster, until
+
+pytestmark = pytest.mark.xdist_group("ray-serve")
+
+
+def statuses(deployment: str) -> list[dict[str, Any]]:
+    """What the routers of a deployment have last reported."""
+    from pointsman.integrations.ray_serve import status
+
+    return [one for one in status()["routers"] if one["deployment"] == deployment]
+
+
+def waiting(deployment: str) -> int:
+    return sum(one["waiting"] for one in statuses(deployment))
+
+
+@pytest.mark.parametrize(
+    ("policy", "header", "values", "expected"),
+    [
+        ("priority", "x-pointsman-priority", ["low", "normal", "critical", "high"], ["c", "d", "b", "a"]),
+        ("slo-aware", "x-pointsman-deadline-ms", ["90000", "60000", "30000", "80000"], ["c", "b", "d", "a"]),
+    ],
+)
+def test_the_policy_orders_waiting_requests(
+    cluster: Cluster, policy: str, header: str, values: list[str], expected: list[str]
+) -> None:
+    import ray
+
+    from pointsman.integrations.ray_serve import explain, pointsman_routing
+    from tests.integrations.ray_serve.serve_apps import Gated, gate
+
+    gated: Any = Gated
+    cluster.run(gated.options(request_router_config=pointsman_routing(policy)).bind(policy), policy)
+    names = [f"{policy}-{letter}" for letter in "abcd"]
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(cluster.ask, f"/{policy}", {"x-request-id": f"{policy}-first"})
+        until(lambda: ray.get(gate().came.remote(policy)), "the first request runs")
+        rest = [
+            pool.submit(cluster.ask, f"/{policy}", {"x-request-id": name, header: value})
+            for name, value in zip(names, values, strict=True)
+        ]
+        until(lambda: waiting(f"{policy}/Gated") == len(values), "the others wait")
+        ray.get(gate().open.remote(policy))
+        assert [one.result().status for one in (first, *rest)] == [200] * 5
+    assert ray.get(gate().came.remote(policy)) == [f"{policy}-{letter}" for letter in ("first", *expected)]
+    told = explain(f"{policy}-c")
+    assert "is served" in told
+    assert told.data["strategy"] == policy
+    assert told.data["waited_ms"] > 0
+    cluster.delete(policy)
+
+
+@pytest.fixture(scope="module")
+def zoo(cluster: Cluster) -> Iterator[Cluster]:
+    from tests.integrations.ray_serve.serve_apps import zoo
+
+    cluster.run(zoo(), "zoo")
+    yield cluster
+    cluster.delete("zoo")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("raises", "ZeroDivisionError: of the policy"),
+        ("sleeps", "was interrupted after"),
+        ("empty", "chose no replica although one has room"),
+    ],
+)
+def test_power_of_two_decides_where_a_policy_fails(zoo: Cluster, name: str, fault: str) -> None:
+    answer = zoo.ask(f"/zoo?of={name}&count=24", {"x-request-id": f"{name}-1"})
+    assert answer.status == 200
+    assert len(json.loads(answer.text)) == 24
+    from pointsman.integrations.ray_serve import explain
+
+    told = explain(f"{name}-1", deployment=f"zoo/{name}")
+    assert told.data["dropped"]["code"] == "stand-in-decided"
+    assert told.data["strategy"] == "power-of-two"
+    reported = until(
+        lambda: [one for one in statuses(f"zoo/{name}") if fault in json.dumps([one["problems"], one["counters"]])],
+        "the fault is reported",
+    )
+    assert reported[0]["counters"]["outcomes"]["served"] == 24
+
+
+def replicas(calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Counter[str]:
+    """How many calls each replica has answered."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle("affine", "zoo")
+    return Counter(handle.remote(*args, **kwargs).result() for args, kwargs in calls)
+
+
+def test_sessions_prefixes_models_and_stats_attract_requests(zoo: Cluster) -> None:
+    import ray
+    from ray import serve
+
+    from tests.integrations.ray_serve.serve_apps import board
+
+    full = min(until(lambda: len(ids := ray.get(board().ids.remote())) == 2 and ids, "both replicas report"))
+    until(lambda: full not in replicas([((0,), {})] * 4), "the stats of replicas are known")
+    # What a session or a prompt has used before outweighs the cache that is full, what is new does not.
+    prompt = "The same long beginning. " * 60
+    fresh: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((f"{number} " * 400,), {}) for number in range(8)]
+    assert full not in replicas(fresh)
+    handle = serve.get_deployment_handle("affine", "zoo")
+    spread = {handle.remote(pointsman={"session": "s1"}).result() for _ in range(8)}
+    assert len(spread) == 1
+    known = {handle.remote(f"{prompt}{number}").result() for number in range(8)}
+    assert len(known) == 1
+    loading = handle.options(multiplexed_model_id="m1", method_name="infer")
+    first = loading.remote("x").result()
+    # Serve tells routers some time later which models a replica has loaded.
+    until(lambda: {loading.remote("x").result() for _ in range(8)} == {first}, "the model is known")
+
+
+def test_settings_that_cannot_be_read_are_refused(zoo: Cluster) -> None:
+    from ray import serve
+
+    from pointsman.integrations.ray_serve import RefusedByPolicy
+
+    handle = serve.get_deployment_handle("affine", "zoo")
+    with pytest.raises(RefusedByPolicy, match="priority"):
+        handle.remote(pointsman={"priority": "soon"}).result()
