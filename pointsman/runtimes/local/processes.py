@@ -1,12 +1,11 @@
-"""The engine processes of a plane: started, stopped, adopted and reaped through the supervisor, known to the store.
+"""The engine processes of one worker, on the worker's side: started, stopped, watched and reaped through a supervisor.
 
-Enters: orders. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: every process has an end that is told,
-whatever dies: engine, supervisor or plane.
+Enters: what to start, and signals, from the plane's side (`launches.py`). Leaves: reports of starts and ends, as plain
+data that may cross a network. The one rule: every process has an end that is reported, whatever dies: engine,
+supervisor or plane.
 
-The table of this plane knows every process. So does the store, unless it cannot be written: a process is stored before
-it is started, and if that fails it is started all the same, because repair matters more. So does the supervisor, which
-keeps what the table knows as a note: the next plane adopts by these notes, and needs the store only for processes that
-have lost their supervisor. A process without a readable note that the store does not know is killed.
+The supervisor keeps what is known of a process as a note: the next plane adopts by these notes, and needs its store
+only for processes that have lost their supervisor. A process without a readable note that is not known is killed.
 """
 
 import asyncio
@@ -14,126 +13,78 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
-from pointsman.control.desired import Address
-from pointsman.control.events import Adopted, Exited, Launched, LaunchFailed
-from pointsman.engines import ProcessEnd
-from pointsman.errors import PointsmanError, shown
-from pointsman.http.pool import SHORTAGES, local_cause
-from pointsman.placement.asks import Place
-from pointsman.reasons import Reason
-from pointsman.runtimes.interface import BackgroundTasks, CannotStart, ProcessOrder, Tell, Timer
+from pointsman.errors import PointsmanError
+from pointsman.http.pool import SHORTAGES
+from pointsman.runtimes.interface import BackgroundTasks, Timer
 from pointsman.runtimes.local import supervisor_link
-from pointsman.runtimes.local.store import FILE, MOVE_AWAY, SqliteProcesses, StoredProcess
+from pointsman.runtimes.local.logs import FOLDER, MAX_LINES, last_line, log_file, prune, written
+from pointsman.runtimes.local.store import StoredProcess
 from pointsman.runtimes.local.supervisor_link import (
     MARK,
     EngineProcess,
     Report,
     SupervisorLink,
     SupervisorProcess,
+    SupervisorTerms,
     clear,
     open_supervisor,
 )
 
-# The logs of engines, as the supervisor writes them: a file per instance, and the older half of it as `.1`.
-
-
-FOLDER = "logs"
-OURS = "[pointsman] "
-"""Prefix of the supervisor's own lines."""
-PIECE = 64 * 1024
-MAX_REASON = 300
-"""Characters of a last line that is quoted."""
-MAX_LINES = 2000
-"""Lines of a process that has not started that its adapter looks at: the usage of a server may be long."""
-MAX_LOGS = 100
-"""Of instances that are gone; older ones are removed."""
-
-
-def log_file(state: Path, instance_id: str) -> Path:
-    if "/" in instance_id or "\0" in instance_id or instance_id.startswith("."):
-        raise PointsmanError(f'"{shown(instance_id)}" is not the name of an instance')
-    return state / FOLDER / f"{instance_id}.log"
-
-
-def tail(file: Path, lines: int) -> str:
-    """The last lines of a log, across its two files; empty if there is none."""
-    text = _end_of(file, lines)
-    missing = lines - len(text)
-    if missing > 0:
-        text = _end_of(file.with_name(f"{file.name}.1"), missing) + text
-    return "".join(f"{line}\n" for line in text)
-
-
-def written(file: Path, lines: int = 1, among: int = 50) -> list[str]:
-    """The last lines that a process wrote since it was last started, without empty ones."""
-    found: list[str] = []
-    for line in reversed(_end_of(file, among)):
-        if line.startswith(OURS):
-            if " started as process " in line:
-                break
-        elif line.strip():
-            text = line.strip()
-            found.append(text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}...")
-            if len(found) == lines:
-                break
-    return found[::-1]
-
-
-def last_line(file: Path) -> str:
-    """The last line that a process wrote since it was last started; empty if it wrote none."""
-    return next(iter(written(file)), "")
-
-
-def prune(state: Path, known: Container[str]) -> None:
-    """Remove the oldest logs of instances that are not `known`, as far as the disk lets them be removed."""
-    logs: list[tuple[float, Path]] = []
-    with suppress(OSError):
-        found = [file for file in (state / FOLDER).glob("*.log") if file.stem not in known]
-        logs = [(file.stat().st_mtime, file) for file in found]
-    for _, file in sorted(logs, reverse=True)[MAX_LOGS:]:
-        with suppress(OSError):
-            file.with_name(f"{file.name}.1").unlink(missing_ok=True)
-            file.unlink(missing_ok=True)
-
-
-def _end_of(file: Path, lines: int) -> list[str]:
-    if lines <= 0:
-        return []
-    try:
-        with file.open("rb") as log:
-            offset = log.seek(0, os.SEEK_END)
-            found = b""
-            while offset and found.count(b"\n") <= lines:
-                size = min(PIECE, offset)
-                offset -= size
-                log.seek(offset)
-                found = log.read(size) + found
-    except OSError:
-        return []
-    # Not splitlines: progress bars write \r and other separators within a line.
-    return found.decode("utf-8", "replace").removesuffix("\n").split("\n")[-lines:] if found else []
-
-
 HOST = "127.0.0.1"
-ORPHANS_STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL when no plane has come back."""
 RETRY_S = 1.0
 """After a supervisor could not be started."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
 """What the plane or the supervisor is short of when a process cannot be started, by error."""
-UNRUNNABLE = frozenset({
-    errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
-})  # fmt: skip
-"""Errors of programs that can never be run as they are."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 """Signals from outside: the last line of the log does not explain them."""
+
+
+class ProcessStart(msgspec.Struct, frozen=True):
+    """A process to start."""
+
+    process: StoredProcess
+    argv: tuple[str, ...]
+    env: dict[str, str | None]
+    """Changes to the environment of the worker; None removes a variable."""
+    folder: str
+    """Its working directory, if the worker has it."""
+
+
+class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
+    """The process of an instance runs."""
+
+    id: str
+    pid: int
+    born: str
+    folder: str = ""
+    """Where it runs, if that is not the folder that was asked for."""
+
+
+class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The process of an instance has ended, or was not started."""
+
+    id: str
+    why: str
+    errno: int = 0
+    """Why the system has refused to start it; 0 if it has not."""
+    code: int = 0
+    """Its exit code."""
+    lines: tuple[str, ...] = ()
+    """What it wrote, if it has failed."""
+    port_is_free: bool = True
+    folder: str = ""
+    """Where it was to run, if that is not the folder that was asked for."""
+
+
+WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
 
 
 class Ports:
@@ -143,7 +94,7 @@ class Ports:
     """
 
     def __init__(self, host: str) -> None:
-        self._host = host
+        self.host = host
         self._taken: dict[str, int] = {}
 
     def take(self, instance_id: str) -> int:
@@ -154,7 +105,7 @@ class Ports:
             while True:
                 probe = socket.socket()
                 probes.append(probe)  # kept open, so that the system offers another each time
-                probe.bind((self._host, 0))
+                probe.bind((self.host, 0))
                 port = int(probe.getsockname()[1])
                 if port not in taken:
                     self._taken[instance_id] = port
@@ -169,33 +120,31 @@ class Ports:
     def release(self, instance_id: str) -> None:
         self._taken.pop(instance_id, None)
 
+    def is_free(self, port: int) -> bool:
+        with suppress(OSError), socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((self.host, port))
+            return True
+        return False
 
-class ProcessTable:
-    """Processes that were started or are about to be, and are not known to have ended. The store follows."""
 
-    def __init__(self, store: SqliteProcesses) -> None:
-        self.ports = Ports(HOST)
-        self._store = store
-        self._known = {process.id: process for process in store.found}
-        for process in self._known.values():
-            self.ports.keep(process.id, process.port)
+class WorkerTable:
+    """Processes that were started or are about to be, and are not known to have ended; with their ports and logs."""
 
-    def all(self) -> list[StoredProcess]:
-        return list(self._known.values())
-
-    def address(self, instance_id: str) -> Address | None:
-        known = self._known.get(instance_id)
-        return None if known is None else Address(known.host, known.port, False)
+    def __init__(self, state: Path, host: str) -> None:
+        self.ports = Ports(host)
+        self.known: dict[str, StoredProcess] = {}
+        self.folders: dict[str, str] = {}
+        """Where processes run whose folder this worker does not have."""
+        self.state = state
 
     def add(self, process: StoredProcess) -> None:
-        if self._known.get(process.id) != process:
-            self._known[process.id] = process
-            self.ports.keep(process.id, process.port)
-            self._store.save(process)
+        self.known[process.id] = process
+        self.ports.keep(process.id, process.port)
 
     def started(self, process: EngineProcess) -> StoredProcess | None:
         """The process runs as this pid; None if it is unknown."""
-        known = self._known.get(process.id)
+        known = self.known.get(process.id)
         if known is not None:
             known = msgspec.structs.replace(known, pid=process.pid, born=process.born)
             self.add(known)
@@ -204,71 +153,40 @@ class ProcessTable:
     def remove(self, instance_id: str) -> StoredProcess | None:
         """The process has ended. None if it is unknown."""
         self.ports.release(instance_id)
-        self._store.forget(instance_id)
-        return self._known.pop(instance_id, None)
+        self.folders.pop(instance_id, None)
+        return self.known.pop(instance_id, None)
 
-
-class Orders:
-    """The orders of processes that this plane has started or is about to: they know whether another try may help."""
-
-    def __init__(self, state: Path, tasks: BackgroundTasks) -> None:
-        self._state, self._tasks = state, tasks
-        self.given: dict[str, tuple[ProcessOrder, str, int]] = {}
-        """With program and port."""
-
-    def folder(self, order: ProcessOrder) -> str:
-        """Where its process runs: in the folder of the manifest, if this machine has it."""
-        return order.folder if Path(order.folder).is_dir() else str(self._state)
-
-    def problems(self) -> list[str]:
-        """Of instances that do not run in the folder of their manifest."""
-        folders = {order.folder: (name, self.folder(order)) for name, (order, _, _) in self.given.items()}
-        astray = {folder: there for folder, there in folders.items() if folder != there[1]}
-        facts = [{"folder": folder, "instance": name, "used": used} for folder, (name, used) in astray.items()]
-        return [str(Reason("no-folder", one)) for one in facts]
-
-    def unrunnable(self, report: supervisor_link.ProcessFailed) -> Reason | None:
-        """Why a program can never be run; None if it may be."""
-        if report.id not in self.given or report.errno not in UNRUNNABLE:
-            return None
-        order, program, _ = self.given[report.id]
-        folder = self.folder(order)
-        folder = "" if folder == order.folder else f"{folder}, as there is no {order.folder}"
-        facts = {"program": program, "why": os.strerror(report.errno), "folder": folder, "remedy": order.remedy}
-        return Reason("no-program", facts)
-
-    def why_final(self, report: supervisor_link.ProcessExited, log: Path) -> Reason | None:
-        """Why no further start can succeed after this end; None if one may."""
-        if report.id not in self.given or not report.code:
-            return None
-        order, _, port = self.given[report.id]
-        try:
-            return order.why_final(ProcessEnd(report.code, written(log, MAX_LINES, MAX_LINES), _is_free(port)))
-        except Exception as error:  # an adapter of the user's own
-            self._tasks.failed("engine adapters", error)
-            return None
-
-
-def _is_free(port: int) -> bool:
-    with suppress(OSError), socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        trial.bind((HOST, port))
-        return True
-    return False
+    def end_of(self, report: supervisor_link.ProcessExited) -> InstanceEnded:
+        """How a process ended, with what its adapter must know to tell whether another try may help."""
+        log, known = log_file(self.state, report.id), self.known.get(report.id)
+        end = InstanceEnded(id=report.id, why=_exit_reason(report, log), code=report.code or 0)
+        if not report.code or known is None:
+            return end
+        lines = tuple(written(log, MAX_LINES, MAX_LINES))
+        return msgspec.structs.replace(end, lines=lines, port_is_free=self.ports.is_free(known.port))
 
 
 class Processes:
     def __init__(
-        self, state: Path, store: SqliteProcesses, tell: Tell, tasks: BackgroundTasks, *, orphan_grace_s: float
+        self,
+        state: Path,
+        report: Callable[[WorkerReport], None],
+        tasks: BackgroundTasks,
+        terms: SupervisorTerms,
+        host: str = HOST,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self.table = ProcessTable(store)
+        """`state`: a folder of the worker. `host`: where its processes listen. `environment`: before changes."""
+        self.table = WorkerTable(state, host)
         self.problem = ""
         """Why there is no supervisor; empty if there is one."""
         self._state = state
-        self._tell = tell
+        self._report = report
         self._tasks = tasks
-        self._grace_s = orphan_grace_s
-        self._supervisor: SupervisorLink | None = None
+        self._terms = terms
+        self._environment = environment
+        self.supervisor: SupervisorLink | None = None
+        """None while there is none."""
         self._known_supervisor: SupervisorProcess | None = None
         """The last that was there."""
         self._is_lost = False
@@ -276,17 +194,19 @@ class Processes:
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a supervisor, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
-        """Processes that the store does not know, by name: they are being killed."""
+        """Processes that are not known, by name: they are being killed."""
         self._signals: dict[str, signal.Signals] = {}
         """The last signal of each process, while there is no supervisor to pass it on."""
         self._replacing: Timer | None = None
-        self.orders = Orders(state, tasks)
 
-    async def open(self) -> list[Adopted]:
-        """Find or start the supervisor. Returns what still runs from an earlier plane."""
+    async def open(self, known: Iterable[StoredProcess]) -> list[StoredProcess]:
+        """Find or start the supervisor. Returns what still runs from an earlier plane; of what that plane knew, nothing
+        else is left."""
+        for process in known:
+            self.table.add(process)
         with suppress(OSError):  # without it there are no logs, which `prune` and the supervisor take
             (self._state / FOLDER).mkdir(mode=0o700, exist_ok=True)
-        prune(self._state, {process.id for process in self.table.all()})
+        prune(self._state, self.table.known)
         try:
             _, ended = await self._connect(is_first=True)
         except OSError as error:
@@ -294,45 +214,30 @@ class Processes:
             raise PointsmanError(f"no supervisor can be started ({why}); choose another --state") from error
         for process in ended:
             self.table.remove(process.id)
-        try:
-            return [_adopted(process) for process in self.table.all()]
-        except msgspec.MsgspecError as error:
-            raise PointsmanError(f"{self._state / FILE} cannot be used ({error}); {MOVE_AWAY}") from error
+        return sorted(self.table.known.values(), key=lambda one: one.id)
 
-    def launch(self, order: ProcessOrder) -> None:
-        name = order.instance_id
-        try:
-            port = self.table.ports.take(name)
-            launch = order.launch(HOST, port)
-        except CannotStart as error:
-            self.table.ports.release(name)
-            self._tell(LaunchFailed(name, str(error), final=error.reason))
-            return
-        except Exception as error:  # an adapter of the user's own; or no port is left
-            self.table.ports.release(name)
-            self._tell(LaunchFailed(name, f"{type(error).__name__}: {error}", local_cause(error, UNSTARTED)))
-            return
-        place = "" if order.place is None else msgspec.json.encode(order.place).decode()
-        process = StoredProcess(name, order.deployment, order.recipe, HOST, port, place=place)
-        note = msgspec.json.encode(process).decode()
-        # Before it is started: a plane that is killed in between leaves no process that the store does not know.
+    def start(self, start: ProcessStart) -> None:
+        """Reported: `InstanceStarted`, and later `InstanceEnded`; or only that."""
+        process = start.process
         self.table.add(process)
-        self.orders.given[name] = order, launch.argv[0], port
-        env = _environment(os.environ, launch.env) | {MARK: name}
-        folder = self.orders.folder(order)
-        log = log_file(self._state, name)
-        self._held[name] = lambda supervisor: supervisor.start(name, launch.argv, env, folder, log, note)
+        note = msgspec.json.encode(process).decode()
+        env = _environment(self._environment, start.env) | {MARK: process.id}
+        folder = start.folder
+        if not Path(folder).is_dir():
+            folder = self.table.folders[process.id] = str(self._state)
+        log = log_file(self._state, process.id)
+        self._held[process.id] = lambda link: link.start(process.id, start.argv, env, folder, log, note)
         self._start_held()
 
     def stop(self, instance_id: str, *, kill: bool) -> None:
         """Signal the whole process group. A launch that waits for a supervisor is dropped."""
         number = signal.SIGKILL if kill else signal.SIGTERM
         if self._held.pop(instance_id, None) is not None:
-            self._ended(instance_id, "it was stopped before it was started")
-        elif self.table.address(instance_id) is None:
-            self._tell(Exited(instance_id, "it has no process"))
-        elif self._supervisor is not None:
-            self._supervisor.signal(instance_id, number)
+            self._ended(InstanceEnded(id=instance_id, why="it was stopped before it was started"))
+        elif instance_id not in self.table.known:
+            self._report(InstanceEnded(id=instance_id, why="it has no process"))
+        elif self.supervisor is not None:
+            self.supervisor.signal(instance_id, number)
         else:
             self._signals[instance_id] = number
 
@@ -340,10 +245,10 @@ class Processes:
         """End whatever is left, and the supervisor."""
         if self._replacing is not None:
             self._replacing.cancel()
-        if self._supervisor is not None:
-            supervisor, self._supervisor = self._supervisor, None
+        if self.supervisor is not None:
+            supervisor, self.supervisor = self.supervisor, None
             await supervisor.end()
-        for process in self.table.all():
+        for process in list(self.table.known.values()):
             await _clear(process)
             self.table.remove(process.id)
 
@@ -351,16 +256,14 @@ class Processes:
 
     async def _connect(self, *, is_first: bool = False) -> tuple[list[StoredProcess], list[StoredProcess]]:
         """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run.
-        `is_first`: its notes are newer than the table, which comes from the store."""
-        supervisor, running = await open_supervisor(
-            self._state, grace_s=self._grace_s, stop_grace_s=ORPHANS_STOP_GRACE_S, before=self._known_supervisor
-        )
+        `is_first`: its notes are newer than what is known."""
+        supervisor, running = await open_supervisor(self._state, self._terms, before=self._known_supervisor)
         self._known_supervisor = supervisor.process
         for noted in filter(None, map(_noted, running)) if is_first else ():
             self.table.add(noted)
         by_name = {one.id: one for one in running}
         found, ended = [], []
-        for known in self.table.all():
+        for known in list(self.table.known.values()):
             process = by_name.get(known.id)
             if process is not None and known.pid in (None, process.pid):
                 started = self.table.started(process)
@@ -368,21 +271,21 @@ class Processes:
             elif known.id not in self._held:
                 await _clear(known)
                 ended.append(known)
-        pids = {process.id: process.pid for process in self.table.all()}
+        pids = {process.id: process.pid for process in self.table.known.values()}
         self._strangers = {one.id: one.pid for one in running if pids.get(one.id) != one.pid}
         for stranger in self._strangers:
             supervisor.signal(stranger, signal.SIGKILL)
         signals, self._signals = self._signals, {}
         for instance_id, number in signals.items():
             supervisor.signal(instance_id, number)
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self.problem = ""
         supervisor.listen(self._reported, self._lost)
         return found, ended
 
     def _lost(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor, self._is_lost = None, True
+        if self.supervisor is not None:
+            self.supervisor, self._is_lost = None, True
             self.problem = "the supervisor of the engine processes is gone; another is being started"
             if self._replacing is not None:
                 self._replacing.cancel()
@@ -391,11 +294,11 @@ class Processes:
     async def _replace(self) -> None:
         """If the old one is dead, so are its processes. If it only hung up, nothing is lost."""
         if self._is_lost and self._known_supervisor is not None and await _has_ended(self._known_supervisor):
-            for process in [one for one in self.table.all() if one.id not in self._held]:
+            for process in [one for one in self.table.known.values() if one.id not in self._held]:
                 await _clear(process)
-                self._ended(process.id, LOST)
+                self._ended(InstanceEnded(id=process.id, why=LOST))
         self._is_lost = False
-        while self._supervisor is None:
+        while self.supervisor is None:
             try:
                 found, ended = await self._connect()
             except (PointsmanError, OSError) as error:
@@ -403,60 +306,45 @@ class Processes:
                 await asyncio.sleep(RETRY_S)
                 continue
             for process in found:
-                self._tell(Launched(process.id, str(process.pid or 0), process.host, process.port))
+                self._report(InstanceStarted(process.id, process.pid or 0, process.born))
             for process in ended:
-                self._ended(process.id, LOST)
+                self._ended(InstanceEnded(id=process.id, why=LOST))
         self._start_held()
 
     def _start_held(self) -> None:
-        if self._supervisor is not None:
+        if self.supervisor is not None:
             for instance_id in [one for one in self._held if one not in self._strangers]:
-                self._held.pop(instance_id)(self._supervisor)
+                self._held.pop(instance_id)(self.supervisor)
 
     def _reported(self, report: Report) -> None:
         try:
             self._take_in(report)
         except Exception as error:  # a defect of ours: connect again, and compare what runs with what is known
             self._tasks.failed("supervisor reports", error)
-            if self._supervisor is not None:
-                self._supervisor.hang_up()
+            if self.supervisor is not None:
+                self.supervisor.hang_up()
 
     def _take_in(self, report: Report) -> None:
         match report:
             case supervisor_link.ProcessStarted():
-                known = self.table.started(EngineProcess(report.id, report.pid, report.born))
-                if known is not None:
-                    self._tell(Launched(known.id, str(report.pid), known.host, known.port))
+                if self.table.started(EngineProcess(report.id, report.pid, report.born)) is not None:
+                    folder = self.table.folders.get(report.id, "")
+                    self._report(InstanceStarted(report.id, report.pid, report.born, folder))
             case supervisor_link.ProcessFailed():
-                self._ended(report.id, report.why, UNSTARTED.get(report.errno, ""), self.orders.unrunnable(report))
+                folder = self.table.folders.get(report.id, "")
+                self._ended(InstanceEnded(id=report.id, why=report.why, errno=report.errno, folder=folder))
             case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:
                 del self._strangers[report.id]
                 self._start_held()
             case supervisor_link.ProcessExited():
-                log = log_file(self._state, report.id)
-                self._ended(report.id, _exit_reason(report, log), final=self.orders.why_final(report, log))
+                self._ended(self.table.end_of(report))
             case supervisor_link.Confused():
                 self.problem = f"the plane and its supervisor did not understand each other: {report.why}"
 
-    def _ended(self, instance_id: str, why: str, local: str = "", final: Reason | None = None) -> None:
-        known = self.table.remove(instance_id)
-        self._signals.pop(instance_id, None)
-        self.orders.given.pop(instance_id, None)
-        if known is not None:
-            failed = LaunchFailed(instance_id, why, local, final)
-            self._tell(failed if known.pid is None else Exited(instance_id, why, final))
-
-
-def _adopted(process: StoredProcess) -> Adopted:
-    return Adopted(
-        process.id,
-        process.deployment,
-        process.recipe,
-        process.host,
-        process.port,
-        str(process.pid or 0),
-        msgspec.json.decode(process.place, type=Place) if process.place else None,
-    )
+    def _ended(self, end: InstanceEnded) -> None:
+        self._signals.pop(end.id, None)
+        if self.table.remove(end.id) is not None:
+            self._report(end)
 
 
 def _noted(process: EngineProcess) -> StoredProcess | None:
@@ -495,6 +383,6 @@ async def _has_ended(supervisor: SupervisorProcess) -> bool:
 
 
 def _environment(ours: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of the plane with an engine's additions; None removes a variable."""
+    """An environment with an engine's additions; None removes a variable."""
     merged = {"PYTHONUNBUFFERED": "1", **ours, **changes}  # so that a Python engine's last output is in the log
     return {name: value for name, value in merged.items() if value is not None}

@@ -28,8 +28,20 @@ from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, U
 from pointsman.runtimes.local.detection import detect, unseen
 from pointsman.runtimes.local.detection.system import this_machine
 from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
-from pointsman.runtimes.local.processes import Processes, log_file, tail
-from pointsman.runtimes.local.store import FILE, LOCK_FILE, Lock, SqliteDocuments, SqliteTargets, SqliteUsage, Store
+from pointsman.runtimes.local.launches import Launches
+from pointsman.runtimes.local.logs import find_log, tail
+from pointsman.runtimes.local.processes import HOST, Processes
+from pointsman.runtimes.local.store import (
+    FILE,
+    LOCK_FILE,
+    MOVE_AWAY,
+    Lock,
+    SqliteDocuments,
+    SqliteTargets,
+    SqliteUsage,
+    Store,
+)
+from pointsman.runtimes.local.supervisor_link import SupervisorTerms
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
@@ -43,6 +55,8 @@ MEMORY = Path("/dev/shm")
 STORE_RETRY_S = 1.0
 """How often changes that could not be stored are tried again."""
 PYTHON_PATH = "PYTHONPATH"
+ORPHANS_STOP_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL when no plane has come back."""
 LOOKING_FILES = 32
 """Files that may be open at once while the machine is looked at: those of GPU drivers."""
 
@@ -190,6 +204,7 @@ class LocalRuntime:
     _store: Store
     _writing: Timer
     _processes: Processes
+    _launches: Launches
 
     def __init__(
         self,
@@ -241,28 +256,40 @@ class LocalRuntime:
 
         self.replicas = LocalReplicaAccess(self._state)
         self.probes = HttpProbes(tell, load, self.clock, self.tasks, self._scrape_interval_s)
-        processes = Processes(self._state, self._store.processes, told, self.tasks, orphan_grace_s=self._orphan_grace_s)
-        adopted = await processes.open()
+        self._launches = Launches(self._store.processes, told, self.tasks)
+        terms = SupervisorTerms(self._orphan_grace_s, ORPHANS_STOP_GRACE_S)
+        processes = Processes(self._state, self._launches.take_in, self.tasks, terms)
+        running = await processes.open(self._launches.stored)
+        try:
+            adopted = self._launches.adopt(running)
+        except msgspec.MsgspecError as error:
+            raise PointsmanError(f"{self._state / FILE} cannot be used ({error}); {MOVE_AWAY}") from error
         if not adopted:
             self.replicas.memory.clear()
         self._processes, self._tell = processes, tell
         return adopted
 
     def launch(self, order: ProcessOrder) -> None:
-        self._processes.launch(order)
+        ports, name = self._processes.table.ports, order.instance_id
+        try:
+            start = self._launches.prepare(order, HOST, ports.take(name))
+        except OSError as error:
+            self._launches.failed(name, error)
+            return
+        if start is None:
+            ports.release(name)
+        else:
+            self._processes.start(start)
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
         self._processes.stop(instance_id, kill=kill)
 
     def address(self, instance_id: str) -> Address | None:
-        return self._processes.table.address(instance_id)
+        return self._launches.address(instance_id)
 
     def logs(self, instance_id: str, lines: int) -> str | None:
-        try:
-            file = log_file(self._state, instance_id)
-            return tail(file, lines) if file.exists() else None
-        except (PointsmanError, OSError):  # no name of an instance, or too long for a file
-            return None
+        file = find_log(self._state, instance_id)
+        return None if file is None else tail(file, lines)
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()
@@ -271,7 +298,7 @@ class LocalRuntime:
             return
         try:
             worker = self._look_at_machine(
-                [one.pid for one in self._processes.table.all() if one.pid is not None], labels=self._labels
+                [one.pid for one in self._launches.all() if one.pid is not None], labels=self._labels
             )
         except Exception as error:  # of a driver; without places, everything still runs
             self._blind = (
@@ -287,7 +314,7 @@ class LocalRuntime:
     def problems(self) -> list[str]:
         if self._tell is None:
             return []
-        own = [*self.probes.problems(), *self._processes.orders.problems()]
+        own = [*self.probes.problems(), *self._launches.problems()]
         return [*own, *filter(None, [self._blind, self._processes.problem, self._store.problem])]
 
     def unsaved(self) -> Unsaved:
@@ -302,6 +329,7 @@ class LocalRuntime:
             self._tell = None
             self.probes.close()
             await self._processes.close()
+            self._launches.adopt(())
             self.replicas.memory.close()
         self._writing.cancel()
         self._store.close()
