@@ -28,7 +28,7 @@ from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import RecordFile
 from pointsman.parameters import host_and_port
-from pointsman.runtimes.choosing import plane_on
+from pointsman.runtimes.choosing import LOCAL, RuntimeChoice, plane_on
 
 if TYPE_CHECKING:
     from pointsman.gateway.grpc.server import PredictServer
@@ -166,7 +166,7 @@ def allow_many_files() -> int:
 class Embedded:
     """A plane with a gateway in front."""
 
-    def __init__(self, state: Path | None, runtime: str = "local") -> None:
+    def __init__(self, state: Path | None, runtime: RuntimeChoice = LOCAL) -> None:
         """`state`: where the plane keeps its state; None: nowhere, it ends with this process."""
         self._loop = asyncio.get_running_loop()
         self._state = state

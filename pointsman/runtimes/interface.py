@@ -221,7 +221,7 @@ class Runtime(RuntimeParts, Protocol):
         """Where the process of an instance listens, as gateways reach it; None if it has no process."""
         ...
 
-    def logs(self, instance_id: str, lines: int) -> str | None:
+    async def logs(self, instance_id: str, lines: int) -> str | None:
         """The last lines that an instance wrote; None if nothing was ever started under that name."""
         ...
 
@@ -396,7 +396,7 @@ class ScalingOperations(Protocol):
 
 
 class InstanceLogs(Protocol):
-    def logs(self, instance_id: str, lines: int) -> str:
+    async def logs(self, instance_id: str, lines: int) -> str:
         """The last lines that an instance wrote. Raises `UnknownName`."""
         ...
 

@@ -245,7 +245,7 @@ class SimulatedRuntime:
         process = self.processes.get(instance_id)
         return None if process is None else Address(process.host, PORT, False)
 
-    def logs(self, instance_id: str, lines: int) -> str | None:
+    async def logs(self, instance_id: str, lines: int) -> str | None:
         return None
 
     def look_at_workers(self, plan: PointsmanPlan) -> None: ...

@@ -18,7 +18,7 @@ from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines import results
 from pointsman.gateway.records import GateRecord
 from pointsman.routing.events import Arrived, TimerFired
-from pointsman.runtimes.local import processes
+from pointsman.runtimes.machine import processes
 from pointsman.runtimes.tasks import KeptTask, RepeatedCall
 from pointsman.types import RequestMetadata
 from tests.runtimes.local.planes import LIFECYCLE, run, simulated

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.runtimes.local.supervisor import FIRST_VISIT_S, EngineLease, now
-from pointsman.runtimes.local.supervisor_link import (
+from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, EngineLease, now
+from pointsman.runtimes.machine.supervisor_link import (
     Confused,
     ProcessExited,
     ProcessFailed,

@@ -12,8 +12,8 @@ import pytest
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.store import FILE
-from pointsman.runtimes.local.supervisor_link import ProcessesRunning, SupervisorTerms, open_supervisor
+from pointsman.runtimes.machine.store import FILE
+from pointsman.runtimes.machine.supervisor_link import ProcessesRunning, SupervisorTerms, open_supervisor
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
 from tests.runtimes.local.test_plane import ROOT

@@ -16,8 +16,8 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
-from pointsman.runtimes.local import supervisor
-from pointsman.runtimes.local.supervisor_link import (
+from pointsman.runtimes.machine import supervisor
+from pointsman.runtimes.machine.supervisor_link import (
     SOCKET,
     EngineProcess,
     ProcessExited,
@@ -196,7 +196,7 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
 PLANE = """
 import asyncio, os, sys
 from pathlib import Path
-from pointsman.runtimes.local.supervisor_link import SupervisorTerms, open_supervisor
+from pointsman.runtimes.machine.supervisor_link import SupervisorTerms, open_supervisor
 
 async def main():
     state = Path(sys.argv[1])

@@ -20,8 +20,8 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.parameters import words_without_secrets
-from pointsman.runtimes.local import supervisor
-from pointsman.runtimes.local.supervisor import born
+from pointsman.runtimes.machine import supervisor
+from pointsman.runtimes.machine.supervisor import born
 
 MARK = "POINTSMAN_INSTANCE"
 """An environment variable of every engine: its instance."""

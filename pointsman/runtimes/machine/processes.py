@@ -16,17 +16,18 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import SHORTAGES
 from pointsman.runtimes.interface import BackgroundTasks, Timer
-from pointsman.runtimes.local import supervisor_link
-from pointsman.runtimes.local.logs import FOLDER, MAX_LINES, last_line, log_file, prune, written
-from pointsman.runtimes.local.store import StoredProcess
-from pointsman.runtimes.local.supervisor_link import (
+from pointsman.runtimes.machine import supervisor_link
+from pointsman.runtimes.machine.logs import FOLDER, MAX_LINES, last_line, log_file, prune, written
+from pointsman.runtimes.machine.store import StoredProcess
+from pointsman.runtimes.machine.supervisor import now
+from pointsman.runtimes.machine.supervisor_link import (
     MARK,
     EngineProcess,
     Report,
@@ -38,6 +39,8 @@ from pointsman.runtimes.local.supervisor_link import (
 )
 
 HOST = "127.0.0.1"
+LEASE_RETRY_S = 0.1
+"""How often a worker without a lease looks whether it has one again."""
 RETRY_S = 1.0
 """After a supervisor could not be started."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
@@ -187,6 +190,8 @@ class Processes:
         self._environment = environment
         self.supervisor: SupervisorLink | None = None
         """None while there is none."""
+        self.renewal: dict[str, Any] = {}
+        """The last renewal of the lease, for the next supervisor; empty if there is no lease."""
         self._known_supervisor: SupervisorProcess | None = None
         """The last that was there."""
         self._is_lost = False
@@ -278,6 +283,8 @@ class Processes:
         signals, self._signals = self._signals, {}
         for instance_id, number in signals.items():
             supervisor.signal(instance_id, number)
+        if self.renewal:
+            supervisor.ask(**self.renewal)
         self.supervisor = supervisor
         self.problem = ""
         supervisor.listen(self._reported, self._lost)
@@ -299,6 +306,10 @@ class Processes:
                 self._ended(InstanceEnded(id=process.id, why=LOST))
         self._is_lost = False
         while self.supervisor is None:
+            if self._terms.leased and self.renewal.get("stamp", 0.0) + self.renewal.get("lease_s", 0.0) < now():
+                self.problem = "its lease has ended, and everything with it"
+                await asyncio.sleep(LEASE_RETRY_S)  # another supervisor would end at once
+                continue
             try:
                 found, ended = await self._connect()
             except (PointsmanError, OSError) as error:

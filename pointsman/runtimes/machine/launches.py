@@ -18,14 +18,14 @@ from pointsman.http.pool import local_cause
 from pointsman.placement.asks import Place
 from pointsman.reasons import Reason
 from pointsman.runtimes.interface import BackgroundTasks, CannotStart, ProcessOrder, Tell
-from pointsman.runtimes.local.processes import (
+from pointsman.runtimes.machine.processes import (
     UNSTARTED,
     InstanceEnded,
     InstanceStarted,
     ProcessStart,
     WorkerReport,
 )
-from pointsman.runtimes.local.store import SqliteProcesses, StoredProcess
+from pointsman.runtimes.machine.store import SqliteProcesses, StoredProcess
 
 UNRUNNABLE = frozenset({
     errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
@@ -64,7 +64,7 @@ class Launches:
             self._add(process)
         return [_adopted(process) for process in there.values()]
 
-    def prepare(self, order: ProcessOrder, host: str, port: int) -> ProcessStart | None:
+    def prepare(self, order: ProcessOrder, host: str, port: int, worker: str = "") -> ProcessStart | None:
         """What a worker is to start at a port that it chose; None if there is nothing: that is told."""
         name = order.instance_id
         try:
@@ -73,7 +73,7 @@ class Launches:
             self.failed(name, error)
             return None
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
-        process = StoredProcess(name, order.deployment, order.recipe, host, port, place=place)
+        process = StoredProcess(name, order.deployment, order.recipe, host, port, place=place, worker=worker)
         # Before it is started: a plane that is killed in between leaves no process that the store does not know.
         self._add(process)
         self._given[name] = order, launch.argv[0]

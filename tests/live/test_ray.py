@@ -1,0 +1,186 @@
+"""The Ray runtime on three nodes: places as the placer says; nodes and planes die, and requests are served.
+
+One cluster and one plane for all tests, in their order: each leaves all instances in service.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from bench.chaos.clients import Verdict
+from bench.chaos.load import Load
+from bench.chaos.planes import LivePlane
+from tests.live.manifests import LIFECYCLE, llama, manifest, simulated
+from tests.live.ray_clusters import HOSTS, LiveCluster, family
+from tests.live.test_recovery import free_port, has_served
+
+pytest.importorskip("ray")
+GPU = {"resources": {"gpus": 1, "gpuMemory": "6Gi"}}
+PATIENT = {**LIFECYCLE, "probeTimeout": "2s"}
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    began = time.monotonic()
+    made = LiveCluster(tmp_path_factory.mktemp("home"))
+    print(f"\na cluster of {len(HOSTS)} nodes in {time.monotonic() - began:.1f} s")
+    yield made
+    assert made.close() == {}, "processes that outlived the cluster"
+
+
+@pytest.fixture(scope="module")
+def plane(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
+    folder = tmp_path_factory.mktemp("plane")
+    made = LivePlane(folder)
+    made.environment |= cluster.environment
+    made.flags = ["--runtime", "ray", "--address", cluster.address, "--storage", str(folder / "storage")]
+    many = simulated("m", 3, lifecycle=PATIENT)
+    placed = simulated("placed", 3, lifecycle=PATIENT, placement=GPU)
+    up_s = made.up(manifest(many, placed, llama("tiny", 2), listen=f"127.0.0.1:{free_port()}"))
+    print(f"all ready in {up_s:.1f} s")
+    yield made
+    made.close()
+    assert cluster.processes("pointsman.simulator") == {}
+    assert cluster.processes("supervisor.py") == {}
+
+
+def host_of(plane: LivePlane, name: str) -> str:
+    return str(urlsplit(plane.instances()[name]["url"]).hostname)
+
+
+def engines_on(plane: LivePlane, host: str) -> dict[str, int]:
+    there = {name: one for name, one in plane.instances().items() if urlsplit(one["url"]).hostname == host}
+    return {name: int(one["process"]) for name, one in there.items() if one["process"] is not None}
+
+
+def began(pid: int) -> float:
+    """When a process was started, by the clock since the machine was booted."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def boot_clock() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def watch_replacement(plane: LivePlane, lost: dict[str, int]) -> tuple[dict[str, float], float]:
+    """Wait until engines that are lost have ended and others run in their place. When each ended, at the latest; and
+    how long that took."""
+    ended: dict[str, float] = {}
+    since = boot_clock()
+
+    def is_done() -> bool:
+        for name, pid in lost.items():
+            if name not in ended and not is_running(pid):
+                ended[name] = boot_clock()
+        known = plane.instances()
+        there = [known[name]["phase"] == "ready" and int(known[name]["process"] or 0) != lost[name] for name in lost]
+        return len(ended) == len(lost) and all(there)
+
+    plane.until(is_done, f"others in place of {lost}")
+    return ended, boot_clock() - since
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives, and is not frozen."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X", b"T")
+    except OSError:
+        return False
+
+
+def test_instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster: LiveCluster) -> None:
+    instances, booked = plane.instances(), cluster.bookings()
+    workers = {one["name"]: one for one in plane.status()["workers"]}
+    assert set(workers) == set(HOSTS)
+    assert all(one["answers"] and one["gpus"] == 2 for one in workers.values())
+    placed = [name for name in instances if name.startswith("placed-")]
+    assert set(booked) == {*placed, *(name for name in instances if name.startswith("tiny-"))}
+    for name in placed:
+        [(host, bundle)] = booked[name]
+        assert str(instances[name]["place"]).startswith(f"{host}: gpu")
+        assert host_of(plane, name) == host
+        assert bundle["GPU"] == 0.75, "6 of 8 GiB"
+    assert {host_of(plane, f"m-{number}") for number in (1, 2, 3)} == set(HOSTS), "spread over the nodes"
+    assert "started as process" in plane.pointsman("logs", "placed-1").stdout
+
+
+def test_a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster, tmp_path: Path) -> None:
+    other = LivePlane(tmp_path)
+    other.environment |= cluster.environment
+    file = other.write(manifest(simulated("x", 1)))
+    refused = other.pointsman("up", file, "--runtime", "ray", "--address", cluster.address)
+    assert refused.returncode == 1
+    assert "a plane runs on this cluster already" in refused.stderr, refused.stderr
+
+
+def test_a_killed_plane_adopts_everything(plane: LivePlane) -> None:
+    before, epoch = plane.pids(), plane.status()["ray"]["epoch"]
+    assert len(before) == 8
+    with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
+        plane.until(lambda: load.verdicts()["served"] > 20, "load")
+        plane.kill()
+        killed_at = time.monotonic()
+        up_s = plane.up()
+        plane.until(lambda: has_served(load, killed_at), "served again")
+    print(f"\nkill -9 of the plane: all ready after {up_s:.1f} s; requests: {dict(load.verdicts())}")
+    assert plane.pids() == before, "nothing was restarted"
+    assert plane.status()["ray"]["epoch"] > epoch
+    assert load.unexpected(Verdict.LOST, Verdict.UNREACHABLE) == [], "only what was in flight is lost"
+    assert all(one.began <= killed_at for one in load.samples if one.verdict is Verdict.LOST)
+
+
+def test_a_partitioned_supervisor_ends_its_engines_before_others_start(plane: LivePlane, cluster: LiveCluster) -> None:
+    host = HOSTS[0]
+    lost = engines_on(plane, host)
+    assert lost
+    agents = [pid for pid in family(cluster.raylet(host)) if "NodeAgent" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(agents) == 1
+    os.kill(agents[0], signal.SIGSTOP)
+    try:
+        ended, took_s = watch_replacement(plane, lost)
+    finally:
+        os.kill(agents[0], signal.SIGCONT)
+    for name, at in ended.items():
+        assert began(plane.pids()[name]) > at - 0.1, f"{name} was owned twice"
+    print(f"\na node that does not hear the plane: engines ended, others ready after {took_s:.1f} s")
+    plane.until(lambda: all(one["answers"] for one in plane.status()["workers"]), "the node is back")
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane, cluster: LiveCluster) -> None:
+    host = HOSTS[2] if how == "killed" else HOSTS[1]
+    lost = engines_on(plane, host)
+    assert lost
+    raylet = cluster.raylet(host)
+    everything = family(raylet)
+    with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
+        plane.until(lambda: load.verdicts()["served"] > 20, "load")
+        if how == "killed":
+            os.kill(raylet, signal.SIGKILL)
+        else:
+            for pid in (*everything, *(one for top in supervisors(cluster, host) for one in family(top))):
+                os.kill(pid, signal.SIGSTOP)
+        ended, took_s = watch_replacement(plane, lost)
+        after = load.verdicts()["served"]
+        plane.until(lambda: load.verdicts()["served"] > after + 20, "load goes on")
+    print(f"\na node was {how}: others in place of {sorted(lost)} after {took_s:.1f} s; {dict(load.verdicts())}")
+    if how == "killed":
+        assert all(began(plane.pids()[name]) > at - 0.1 for name, at in ended.items()), "owned twice"
+    assert load.unexpected(Verdict.INTERRUPTED) == [], "only streams that had begun are interrupted"
+    if how == "frozen":
+        for pid in (*supervisors(cluster, host), *everything):
+            os.kill(pid, signal.SIGCONT)
+        for pid in lost.values():
+            os.kill(pid, signal.SIGCONT)
+        plane.until(lambda: not any(map(is_running, lost.values())), "engines of the thawed node end")
+
+
+def supervisors(cluster: LiveCluster, host: str) -> list[int]:
+    return list(cluster.processes(f"/{host}/supervisor.sock"))
