@@ -1,10 +1,13 @@
 """A Ray cluster on this machine, in a process of its own: every node has an address and engines of its own."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -53,13 +56,16 @@ cluster.shutdown()
 class LiveCluster:
     """Three nodes with two GPUs each that do not exist."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: the home of its user, where its token and the state of its nodes are."""
+    def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
+        """`folder`: the home of its user, where its token and the state of its nodes are. `hosts`: of its nodes."""
+        self._lock = os.open(Path(tempfile.gettempdir()) / "pointsman-ray-cluster.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # one cluster at a time: a node needs its address for itself
         self._mark = uuid4().hex
-        self.environment = {**HEALTH_CHECKS, "HOME": str(folder), MARK: self._mark}
+        patience = {"RAY_raylet_start_wait_time_s": "180"}  # tests run beside others
+        self.environment = {**HEALTH_CHECKS, **patience, "HOME": str(folder), MARK: self._mark}
         with (folder / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, json.dumps(HOSTS), GPU_MEMORY_LABEL],
+                [sys.executable, "-c", PROGRAM, json.dumps(hosts), GPU_MEMORY_LABEL],
                 env={**os.environ, **self.environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -101,6 +107,8 @@ class LiveCluster:
     def close(self) -> dict[int, str]:
         """End it. What our processes were that it has left."""
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return {}
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
@@ -111,6 +119,7 @@ class LiveCluster:
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        os.close(self._lock)
         return {pid: command for pid, command in left.items() if "pointsman" in command}
 
     def __enter__(self) -> Self:

@@ -1,12 +1,11 @@
 """The Ray runtime on three nodes: places as the placer says; nodes and planes die, and requests are served.
 
-One cluster and one plane for all tests, in their order: each leaves all instances in service.
+One test with many steps, because a cluster takes long to start and each step needs what the one before has left.
 """
 
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,29 +24,31 @@ PATIENT = {**LIFECYCLE, "probeTimeout": "2s"}
 CLIENTS = 4
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+def test_three_nodes(tmp_path: Path) -> None:
     began = time.monotonic()
-    made = LiveCluster(tmp_path_factory.mktemp("home"))
-    print(f"\na cluster of {len(HOSTS)} nodes in {time.monotonic() - began:.1f} s")
-    yield made
-    assert made.close() == {}, "processes that outlived the cluster"
-
-
-@pytest.fixture(scope="module")
-def plane(cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlane]:
-    folder = tmp_path_factory.mktemp("plane")
-    made = LivePlane(folder)
-    made.environment |= cluster.environment
-    made.flags = ["--runtime", "ray", "--address", cluster.address, "--storage", str(folder / "storage")]
-    many = simulated("m", 3, lifecycle=PATIENT)
-    placed = simulated("placed", 3, lifecycle=PATIENT, placement=GPU)
-    up_s = made.up(manifest(many, placed, llama("tiny", 2), listen=f"127.0.0.1:{free_port()}"))
-    print(f"all ready in {up_s:.1f} s")
-    yield made
-    made.close()
-    assert cluster.processes("pointsman.simulator") == {}
-    assert cluster.processes("supervisor.py") == {}
+    with LiveCluster(tmp_path) as cluster:
+        print(f"\na cluster of {len(HOSTS)} nodes in {time.monotonic() - began:.1f} s")
+        plane = LivePlane(tmp_path)
+        plane.environment |= cluster.environment
+        plane.flags = ["--runtime", "ray", "--address", cluster.address, "--storage", str(tmp_path / "storage")]
+        many = simulated("m", 3, lifecycle=PATIENT)
+        placed = simulated("placed", 3, lifecycle=PATIENT, placement=GPU)
+        try:
+            up_s = plane.up(manifest(many, placed, llama("tiny", 2), listen=f"127.0.0.1:{free_port()}"))
+            print(f"all ready in {up_s:.1f} s")
+            instances_are_where_the_placer_said_and_ray_knows(plane, cluster)
+            a_second_plane_is_refused(plane, cluster)
+            a_killed_plane_adopts_everything(plane)
+            a_partitioned_supervisor_ends_its_engines_before_others_start(plane, cluster)
+            a_node_is_lost_under_load_without_losing_requests("killed", plane, cluster)
+            a_node_is_lost_under_load_without_losing_requests("frozen", plane, cluster)
+        finally:
+            plane.close()
+        assert cluster.processes("pointsman.simulator") == {}
+        assert cluster.processes("supervisor.py") == {}
+        assert cluster.bookings() == {}
+        assert cluster.close() == {}, "processes that outlived the cluster"
+    print(f"in all {time.monotonic() - began:.0f} s")
 
 
 def host_of(plane: LivePlane, name: str) -> str:
@@ -95,7 +96,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster: LiveCluster) -> None:
+def instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster: LiveCluster) -> None:
     instances, booked = plane.instances(), cluster.bookings()
     workers = {one["name"]: one for one in plane.status()["workers"]}
     assert set(workers) == set(HOSTS)
@@ -111,8 +112,9 @@ def test_instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, clu
     assert "started as process" in plane.pointsman("logs", "placed-1").stdout
 
 
-def test_a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster, tmp_path: Path) -> None:
-    other = LivePlane(tmp_path)
+def a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster) -> None:
+    other = LivePlane(plane.folder / "other")
+    other.folder.mkdir()
     other.environment |= cluster.environment
     file = other.write(manifest(simulated("x", 1)))
     refused = other.pointsman("up", file, "--runtime", "ray", "--address", cluster.address)
@@ -120,7 +122,7 @@ def test_a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster, tmp_p
     assert "a plane runs on this cluster already" in refused.stderr, refused.stderr
 
 
-def test_a_killed_plane_adopts_everything(plane: LivePlane) -> None:
+def a_killed_plane_adopts_everything(plane: LivePlane) -> None:
     before, epoch = plane.pids(), plane.status()["ray"]["epoch"]
     assert len(before) == 8
     with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
@@ -136,7 +138,7 @@ def test_a_killed_plane_adopts_everything(plane: LivePlane) -> None:
     assert all(one.began <= killed_at for one in load.samples if one.verdict is Verdict.LOST)
 
 
-def test_a_partitioned_supervisor_ends_its_engines_before_others_start(plane: LivePlane, cluster: LiveCluster) -> None:
+def a_partitioned_supervisor_ends_its_engines_before_others_start(plane: LivePlane, cluster: LiveCluster) -> None:
     host = HOSTS[0]
     lost = engines_on(plane, host)
     assert lost
@@ -153,8 +155,7 @@ def test_a_partitioned_supervisor_ends_its_engines_before_others_start(plane: Li
     plane.until(lambda: all(one["answers"] for one in plane.status()["workers"]), "the node is back")
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane, cluster: LiveCluster) -> None:
+def a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane, cluster: LiveCluster) -> None:
     host = HOSTS[2] if how == "killed" else HOSTS[1]
     lost = engines_on(plane, host)
     assert lost
