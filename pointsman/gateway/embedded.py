@@ -200,7 +200,10 @@ class Embedded:
                 self.gateway.history.open(RecordFile(self._state, self._loop), settings.keep_records)
                 self.gateway.history.configure(settings.max_record_bytes)
             await self._listeners.open()
-            await self.plane.runtime.admin.listen(lambda: GatewayConnection(self.gateway, is_local=True))
+            await self.plane.runtime.admin.listen(
+                lambda: GatewayConnection(self.gateway, is_local=True),
+                lambda: GatewayConnection(self.gateway, is_replica=True),
+            )
             await self.grpc.open(settings.grpc_listen)
         except BaseException:
             await self.stop()

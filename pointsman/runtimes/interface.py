@@ -250,8 +250,9 @@ class Runtime(RuntimeParts, Protocol):
 class AdminListener(Protocol):
     """Where replicas and the operator's commands reach the gateway. A client that can connect may do everything."""
 
-    async def listen(self, connect: Callable[[], Any]) -> None:
-        """Accept connections; `connect` makes the protocol of each."""
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
+        """Accept connections; `connect` makes the protocol of each. `connect_replica`: of replicas on other machines,
+        which may do only what their secret allows."""
         ...
 
     def dial(self) -> Transport:

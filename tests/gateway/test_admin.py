@@ -145,7 +145,7 @@ class AdminBed:
         self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.status, self.plane.stop))
         self.path = folder / "admin.sock"
         admin = AdminSocket(self.path)
-        bed.thread.run(admin.listen(lambda: GatewayConnection(bed.gateway, is_local=True)))
+        bed.thread.run(admin.listen(lambda: GatewayConnection(bed.gateway, is_local=True), list))
         bed.closing.append(admin.close)
 
     def client(self) -> Client:

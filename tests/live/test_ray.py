@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2 as httpx
 import pytest
 
+import pointsman as pm
 from bench.chaos.clients import Verdict
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
+from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import LIFECYCLE, llama, manifest, simulated
 from tests.live.ray_clusters import HOSTS, LiveCluster, family
 from tests.live.test_recovery import free_port, has_served
@@ -38,7 +41,10 @@ def test_three_nodes(tmp_path: Path) -> None:
             print(f"all ready in {up_s:.1f} s")
             instances_are_where_the_placer_said_and_ray_knows(plane, cluster)
             a_second_plane_is_refused(plane, cluster)
+            deploy_pipelines(plane)
+            pipelines_run_across_nodes(plane)
             a_killed_plane_adopts_everything(plane)
+            pipelines_run_across_nodes(plane)
             a_partitioned_supervisor_ends_its_engines_before_others_start(plane, cluster)
             a_node_is_lost_under_load_without_losing_requests("killed", plane, cluster)
             a_node_is_lost_under_load_without_losing_requests("frozen", plane, cluster)
@@ -112,6 +118,34 @@ def instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster:
     assert "started as process" in plane.pointsman("logs", "placed-1").stdout
 
 
+def deploy_pipelines(plane: LivePlane) -> None:
+    roots = {
+        "diamond": nodes.diamond(),
+        "delegates": nodes.Delegates.bind(nodes.Arrays.bind()),
+        "calls": nodes.Caller.bind(pm.model("tiny")),
+    }
+    for name, root in roots.items():
+        text = pm.build(root, name=name, folder=plane.folder).to_yaml()
+        plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+    plane.until(plane.is_settled, "replicas are ready")
+    replicas = [name for name in plane.instances() if name.startswith(("diamond", "delegates"))]
+    assert len({host_of(plane, name) for name in replicas}) > 1, "on several nodes"
+
+
+def pipelines_run_across_nodes(plane: LivePlane) -> None:
+    with httpx.Client(base_url=plane.url, timeout=30) as client:
+        assert client.post("/diamond", json=[1, 2, 3]).json() == 8
+        assert client.post("/delegates", json=1_000_000).json() == 499999500000.0 + 1.0, "8 MB, to and fro"
+        plain, streamed = client.post("/calls", json="def ").json()
+        assert plain == streamed != ""
+    [gateway] = {file.read_text() for file in plane.folder.glob(".local/state/pointsman/nodes/*/*/gateway")}
+    with httpx.Client(base_url=f"http://{gateway}") as stranger:
+        assert stranger.post("/pipelines/call", content=b"x").status_code == 403, "without the secret"
+        assert stranger.post("/diamond", json=[1, 2, 3]).status_code == 403
+        assert stranger.post("/v1/completions", json={"model": "m", "prompt": "x"}).status_code == 403
+        assert stranger.get("/admin/v1/status").status_code in (403, 404)
+
+
 def a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster) -> None:
     other = LivePlane(plane.folder / "other")
     other.folder.mkdir()
@@ -124,7 +158,7 @@ def a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster) -> None:
 
 def a_killed_plane_adopts_everything(plane: LivePlane) -> None:
     before, epoch = plane.pids(), plane.status()["ray"]["epoch"]
-    assert len(before) == 8
+    assert len(before) == len(plane.instances())
     with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
         plane.until(lambda: load.verdicts()["served"] > 20, "load")
         plane.kill()

@@ -99,7 +99,7 @@ class AdminSocket:
         self._inode = 0
         self._server: asyncio.AbstractServer | None = None
 
-    async def listen(self, connect: Callable[[], Any]) -> None:
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
         """Replaces a socket that an earlier plane left behind; the lock of the directory says that it is gone."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)

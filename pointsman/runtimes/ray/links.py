@@ -35,6 +35,8 @@ class Authority:
     def __init__(self, cluster: RayCluster, plane: str, tasks: BackgroundTasks) -> None:
         """`plane`: which one this is, for operators, such as host:pid."""
         self.epoch = 0
+        self.gateway = ""
+        """Where replicas on any node reach the gateway of this plane."""
         self.problem = ""
         self.agents: dict[str, Any] = {}
         """By worker: those that the keeper renews if this plane dies."""
@@ -177,7 +179,8 @@ class NodeLink:
         agent, epoch = self._cluster.agent(node), self._authority.epoch
         keep = None if self.adopts else tuple(self.instances)
         limit_s = OPEN_S if self.worker is None else ANSWER_S
-        opened: NodeOpened = await called(agent.open, epoch, self.running, keep, limit_s=limit_s)
+        gateway = self._authority.gateway
+        opened: NodeOpened = await called(agent.open, epoch, self.running, keep, gateway, limit_s=limit_s)
         self._lease = NodeLease(self._cluster.settings.lease_s, STOP_GRACE_S)  # older planes have no say there now
         for _ in range(2):  # the second grants the lease, before anything is started
             stamp, lease_s = self._lease.echo(), self._lease.lease_s

@@ -58,6 +58,8 @@ class NodeAgent:
     def __init__(self, name: str, folder: str, host: str, stop_grace_s: float) -> None:
         """`folder`: for socket and logs. `host`: where engines listen."""
         self._name, self._folder, self._host = name, Path(folder).expanduser(), host
+        self._gateway = self._folder / "gateway"
+        """A file with the address that replicas call."""
         self._stop_grace_s = stop_grace_s
         self._epoch = 0
         self._processes: Processes | None = None
@@ -66,9 +68,11 @@ class NodeAgent:
         self._count = 0
         self._came = asyncio.Event()
 
-    async def open(self, epoch: int, known: Sequence[StoredProcess], keep: Collection[str] | None) -> NodeOpened:
+    async def open(
+        self, epoch: int, known: Sequence[StoredProcess], keep: Collection[str] | None, gateway: str = ""
+    ) -> NodeOpened:
         """Begin to serve a plane. `known`: what it believes to run here. `keep`: of what runs, everything else is
-        killed; None: a plane that has just started adopts all of it."""
+        killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it."""
         self._check(epoch)
         async with self._opening:
             if self._processes is None:
@@ -79,6 +83,9 @@ class NodeAgent:
                 self._processes = processes
                 tasks.keep("raylet watch", _end_with_raylet)
         processes = self._ready(epoch)
+        unfinished = self._gateway.with_suffix(".new")
+        unfinished.write_text(gateway, encoding="ascii")
+        unfinished.replace(self._gateway)
         self._reports.clear()
         there = tuple(one for one in processes.table.known.values() if keep is None or one.id in keep)
         for one in [one for one in processes.table.known if keep is not None and one not in keep]:
@@ -109,7 +116,8 @@ class NodeAgent:
     async def start(self, epoch: int, start: ProcessStart, python: str) -> None:
         """`python`: of the plane; programs that run with it run with that of this node."""
         argv = (sys.executable, *start.argv[1:]) if start.argv[0] == python else start.argv
-        self._ready(epoch).start(msgspec.structs.replace(start, argv=argv))
+        env = {**start.env, "POINTSMAN_GATEWAY": str(self._gateway)}
+        self._ready(epoch).start(msgspec.structs.replace(start, argv=argv, env=env))
 
     async def stop(self, epoch: int, instance_id: str, kill: bool) -> None:
         self._ready(epoch).stop(instance_id, kill=kill)

@@ -6,7 +6,7 @@ import socket
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class ClusterState:
         self._changed = asyncio.Event()
         self.store.behind.written = self._changed.set
         self.store.documents.push = self._push_now
+        self._changed.set()
         authority.retaken = self._changed.set
 
     @property
@@ -69,7 +70,8 @@ class ClusterState:
                 await asyncio.sleep(1.0)
 
     async def push_once(self) -> None:
-        await self._authority.ask("save", self._authority.epoch, self._next(), self.store.image(), limit_s=SAVE_S)
+        authority, image = self._authority, self.store.image()
+        await authority.ask("save", authority.epoch, self._next(), image, authority.gateway, limit_s=SAVE_S)
 
     def _push_now(self) -> None:
         self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
@@ -96,6 +98,44 @@ class ClusterReplicas:
     def remove(self, names: Iterable[str]) -> None: ...
 
     def remove_older_than(self, age_s: float) -> None: ...
+
+
+class ClusterListener(AdminSocket):
+    """`AdminListener` of the interface: a socket for operators on this machine, and an address for replicas on any."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._bound: socket.socket | None = None
+        self._replicas: asyncio.AbstractServer | None = None
+
+    def bind(self, host: str, before: str) -> str:
+        """Take an address that other nodes reach: that of the plane before this one, if it was here."""
+        ports = [int(before.rpartition(":")[2])] if before.startswith(f"{host}:") else []
+        for port in (*ports, 0):
+            bound = socket.socket()
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                bound.bind((host, port))
+                break
+            except OSError:
+                bound.close()
+                if not port:
+                    raise
+        self._bound = bound
+        return f"{host}:{bound.getsockname()[1]}"
+
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
+        await super().listen(connect, connect_replica)
+        loop = asyncio.get_running_loop()
+        assert self._bound is not None, "bound when the runtime was opened"
+        self._replicas = await loop.create_server(connect_replica, sock=self._bound)
+
+    def close(self) -> None:
+        super().close()
+        if self._replicas is not None:
+            self._replicas.close()
+        elif self._bound is not None:
+            self._bound.close()
 
 
 class UnmeasuredGpus:
@@ -207,7 +247,7 @@ class RayRuntime:
         self.tasks = tasks or Tasks(loop)
         self.gpus = UnmeasuredGpus()
         self._folder = Path(tempfile.mkdtemp(prefix="pointsman-")) if folder is None else folder.absolute()
-        self.admin = AdminSocket(self._folder / SOCKET)
+        self.admin = ClusterListener(self._folder / SOCKET)
         self.cluster = RayCluster(settings)
         self.authority = Authority(self.cluster, f"{socket.gethostname()}, pid {os.getpid()}", self.tasks)
         self._scrape_interval_s = scrape_interval_s
@@ -222,6 +262,7 @@ class RayRuntime:
         try:
             await self.cluster.connect()
             kept = await self.authority.take()
+            self.authority.gateway = self.admin.bind(self.cluster.host, kept.gateway)
             self._state = ClusterState(kept.image or _left_behind(self._folder / LEFT), self.cluster, self.authority)
         except BaseException:
             await self.cluster.disconnect()

@@ -181,7 +181,7 @@ class NoReplicas:
 class NoListener:
     """`AdminListener` of the interface."""
 
-    async def listen(self, connect: Callable[[], Any]) -> None: ...
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None: ...
 
     def dial(self) -> Transport:
         raise PointsmanError("a simulated plane has no listener; call its methods")
@@ -226,6 +226,7 @@ class SimulatedRuntime:
 
     async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         self._tell, self._load = tell, load
+        self.probes.close()  # those of an earlier plane
         for worker in self._first_workers:
             self.workers.see(worker)
         running = [(one.launch, one) for one in self.processes.all() if one.pid]
