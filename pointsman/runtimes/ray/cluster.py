@@ -4,6 +4,7 @@ Everything that may wait for Ray is called on a thread; calls of actors are awai
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -158,6 +159,7 @@ class RayCluster:
             }
         elif self.settings.address.startswith("127."):
             settings["_node_ip_address"] = self.settings.address.partition(":")[0]
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of signals that the plane handles
         namespace = self.settings.namespace
         context = self._ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **settings)
         self.address = context.address_info["gcs_address"]

@@ -336,7 +336,8 @@ class RayRuntime:
         if self._tell is None:
             return []
         links = [one.problem for one in self._nodes.links.values()]
-        storage = "" if self.cluster.settings.storage else NO_STORAGE
+        settings = self.cluster.settings
+        storage = NO_STORAGE if settings.address and not settings.storage else ""
         own = [self._nodes.problem, self.authority.problem, self._state.problem, self._state.store.problem, storage]
         return [*self.probes.problems(), *self._launches.problems(), *filter(None, [*links, *own])]
 
