@@ -17,7 +17,7 @@ from pointsman.cli.display import deployments_of
 MARK = "POINTSMAN_LIVE"
 TIMEOUT_S = 60.0
 """Far longer than any step takes."""
-SUPERVISOR = "local/supervisor.py"
+SUPERVISOR = "machine/supervisor.py"
 """Part of a supervisor's command line."""
 
 
@@ -36,6 +36,8 @@ class LivePlane:
         self._mark = uuid4().hex
         self.environment = {MARK: self._mark, "NO_COLOR": "1"}
         """Added to our own for every process of the plane."""
+        self.flags: list[str] = []
+        """Of `pointsman up`."""
         self._process: subprocess.Popen[bytes] | None = None
 
     # Lifecycle
@@ -44,7 +46,7 @@ class LivePlane:
         """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
         file = [] if manifest is None else [str(self.write(manifest))]
-        command = [*self.program, "up", *file, "--state", str(self.state)]
+        command = [*self.program, "up", *file, *self.flags, "--state", str(self.state)]
         if self._open_files is not None:
             command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self._open_files), *command]
         with (self.folder / "up.log").open("ab") as log:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from pointsman.errors import command
 from pointsman.render.sentences import detail, sentence, why_no_place
-from pointsman.render.text import one_line, text_table
+from pointsman.render.text import gib, one_line, text_table
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
 _STATES = {
@@ -153,6 +153,7 @@ class DeploymentRow:
         return [f"{self.ready} of {self.wanted}", *counts, milliseconds(data.get("mean_ms"))]
 
 
+WORKER_HEADS = ("worker", "state", "cpus", "gpus", "memory", "instances", "labels")
 APPLICATION_HEADS = ("application", "at", "nodes", "ready")
 NODE_HEADS = ("node", "kind", "ready", "waiting", "running", "answered", "errors", "mean")
 TENANT_HEADS = ("tenant", "in flight", "spent", "reserved", "budget", "until", "tokens left", "requests left")
@@ -182,8 +183,19 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
+    workers = [_worker_row(one) for one in status.get("workers") or ()]
+    if workers:
+        lines += ["", text_table(WORKER_HEADS, workers)]
     problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
+
+
+def _worker_row(worker: Mapping[str, Any]) -> list[str]:
+    state = "ready" if worker["answers"] else "silent"
+    figures = [f"{worker[name]:g}" if name in worker else "" for name in ("cpus", "gpus")]
+    memory = gib(worker["memory_bytes"]) if "memory_bytes" in worker else ""
+    labels = ", ".join(f"{name}={value}" for name, value in worker.get("labels", {}).items())
+    return [worker["name"], state, *figures, memory, str(worker["instances"]), labels]
 
 
 def _is_limited(tenant: Mapping[str, Any]) -> bool:

@@ -23,6 +23,7 @@ example:
   curl http://127.0.0.1:8080/v1/completions -H 'content-type: application/json' \
        -d '{"model": "smollm2", "prompt": "Once upon a time"}'
 """
+RUNTIMES = ("local", "ray")
 SCHEMA_S = 5.0
 """How long the schema of an application's input is waited for."""
 
@@ -39,11 +40,20 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, or an application: YAML")
     add_state(parser)
+    parser.add_argument(
+        "--runtime", choices=RUNTIMES, default="local", help="local (default): this machine; ray: a cluster"
+    )
+    parser.add_argument(
+        "--address", default="", metavar="HOST:PORT", help="of the Ray cluster; default: start one here"
+    )
+    parser.add_argument("--storage", default="", metavar="FOLDER", help="for the state; all Ray nodes must reach it")
     parser.add_argument("--json", action="store_true", help="print each change of the status as one line of JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.runtime != "ray" and (args.address or args.storage):
+        raise PointsmanError("--address and --storage are for a Ray cluster; add: --runtime ray")
     import uvloop
 
     from pointsman.config.revision import ManifestText
@@ -63,10 +73,11 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
     import signal
 
     from pointsman.gateway.embedded import Embedded
+    from pointsman.runtimes.choosing import RuntimeChoice
 
     began = time.monotonic()
     state = state_folder(args.state)
-    embedded = Embedded(state)
+    embedded = Embedded(state, RuntimeChoice(args.runtime, args.address, args.storage))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, embedded.ask_to_stop)

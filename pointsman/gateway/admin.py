@@ -413,7 +413,7 @@ class Admin:
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]
-        return {"instance": name, "text": self._plane.instances.logs(name, _number(call.query, "lines", 100))}
+        return {"instance": name, "text": await self._plane.instances.logs(name, _number(call.query, "lines", 100))}
 
     async def _drain(self, call: AdminCall) -> dict[str, Any]:
         self._plane.control.drain(call.parts[1])

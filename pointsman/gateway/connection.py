@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 
 class GatewayConnection(ServerConnection):
-    __slots__ = ("is_local", "key_memo")
+    __slots__ = ("is_local", "is_replica", "key_memo")
 
-    def __init__(self, owner: ConnectionOwner, *, is_local: bool = False) -> None:
+    def __init__(self, owner: ConnectionOwner, *, is_local: bool = False, is_replica: bool = False) -> None:
         super().__init__(owner)
+        self.is_replica = is_replica
+        """It came to the address for replicas, where every call needs their secret."""
         self.is_local = is_local
         """It came over the socket in the state directory, whose owner may do anything."""
         self.key_memo: tuple[Keys, bytes, Tenant] | None = None

@@ -21,6 +21,7 @@ from pointsman.parameters import host_and_port
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream, Transport
+from pointsman.runtimes.choosing import RuntimeChoice
 from pointsman.wire import BLOB, CallFailed, Unsendable, decode_value, encode_plain
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class BackgroundPlane:
         self.loop.run_forever()
 
     async def _start(self, manifest: ManifestText, runtime: str) -> None:
-        self.embedded = Embedded(None, runtime)
+        self.embedded = Embedded(None, RuntimeChoice(runtime))
         await self.embedded.start(manifest)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -28,7 +28,7 @@ from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import RecordFile
 from pointsman.parameters import host_and_port
-from pointsman.runtimes.choosing import plane_on
+from pointsman.runtimes.choosing import LOCAL, RuntimeChoice, plane_on
 
 if TYPE_CHECKING:
     from pointsman.gateway.grpc.server import PredictServer
@@ -166,7 +166,7 @@ def allow_many_files() -> int:
 class Embedded:
     """A plane with a gateway in front."""
 
-    def __init__(self, state: Path | None, runtime: str = "local") -> None:
+    def __init__(self, state: Path | None, runtime: RuntimeChoice = LOCAL) -> None:
         """`state`: where the plane keeps its state; None: nowhere, it ends with this process."""
         self._loop = asyncio.get_running_loop()
         self._state = state
@@ -200,7 +200,10 @@ class Embedded:
                 self.gateway.history.open(RecordFile(self._state, self._loop), settings.keep_records)
                 self.gateway.history.configure(settings.max_record_bytes)
             await self._listeners.open()
-            await self.plane.runtime.admin.listen(lambda: GatewayConnection(self.gateway, is_local=True))
+            await self.plane.runtime.admin.listen(
+                lambda: GatewayConnection(self.gateway, is_local=True),
+                lambda: GatewayConnection(self.gateway, is_replica=True),
+            )
             await self.grpc.open(settings.grpc_listen)
         except BaseException:
             await self.stop()

@@ -129,6 +129,8 @@ class Pages:
         """For everything below a path."""
         self.passed_on: dict[bytes, GatewayPage] = {}
         """Paths of engines."""
+        self.of_replicas: list[GatewayPage] = []
+        """Those that need the secret of replicas."""
         self.hosts = HostCheck(settings)
 
     def pass_on(self, paths: Sequence[str], page: GatewayPage) -> None:
@@ -137,7 +139,7 @@ class Pages:
 
     def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
         """What serves a request, and the tenant that sent it. Raises `NotAdmitted`."""
-        if not client.is_local:
+        if not client.is_local and not client.is_replica:
             self.hosts.check(request.headers)
         path = request.path
         page = self.passed_on.get(path) or self.exact.get(path)
@@ -150,6 +152,8 @@ class Pages:
                 more = "gateway.paths lists further paths of engines to pass on"
                 why = f"there is nothing at {shown(asked)}; {there} {more}"
                 raise NotAdmitted(404, why, "not_found")
+        if client.is_replica and page not in self.of_replicas:
+            raise NotAdmitted(403, "only replicas call this address, and this is not for them", "forbidden")
         if page.methods and request.method not in page.methods:
             allowed = b", ".join(page.methods)
             why = f"{shown(path.decode('latin-1'))} takes {allowed.decode()}"

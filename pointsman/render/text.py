@@ -65,6 +65,8 @@ REMEDIES = {
     "files-of-machine": "raise the limit of open files of the machine (fs.file-max)",
     "memory": "free memory of the machine",
     "processes": "raise the limit of processes (ulimit -u, TasksMax)",
+    "booking": "end the Ray jobs that use it, or add nodes",
+    "workers": "see the problems of workers in the status",
     "ports": "free local ports, or widen net.ipv4.ip_local_port_range",
     "names": "check the name servers of this machine",
     "permission": "check the firewall and the security policy of this machine",

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from pointsman.control.desired import Address
 from pointsman.errors import PointsmanError
 from pointsman.http.client import HttpClient, NoResponse, StreamedResponse
 from pointsman.http.pool import UnixSocket
 from pointsman.http.responses import data_in
+from pointsman.parameters import host_and_port
 from pointsman.pipeline.context import current
 from pointsman.pipeline.graph import CALL
 from pointsman.wire import CallFailed, CallHead, Form, encode_call, placeholder, template
@@ -40,23 +42,40 @@ class Transport(Protocol):
 
 
 class GatewayTransport:
-    """The way to the gateway over its unix socket."""
+    """The way to the gateway: over its unix socket; on other machines, to the address that is in a file, because the
+    next plane may be elsewhere."""
 
-    def __init__(self, socket: Path, headers: str = "") -> None:
-        self._socket = socket
+    def __init__(self, where: Path, headers: str = "", *, is_file: bool = False) -> None:
+        """`where`: the socket, or the file."""
+        self._where = where
         self._headers = headers
-        self._client = HttpClient(UnixSocket(socket))
+        self._is_file = is_file
+        self._at = ""
+        self._client = HttpClient(UnixSocket(where))
+
+    def _reach(self) -> HttpClient:
+        if self._is_file:
+            try:
+                at = self._where.read_text(encoding="ascii").strip()
+            except OSError as error:
+                raise CallFailed(f"the gateway is not known: {self._where}: {error.strerror}", status=503) from error
+            if at != self._at:
+                host, port = host_and_port(at)
+                self._at, self._client = at, HttpClient(Address(host, port, False))
+        return self._client
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
         lines = self._headers + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         try:
-            async with self._client.stream("POST", path, body, lines) as response:
+            async with self._reach().stream("POST", path, body, lines) as response:
                 yield response
         except NoResponse as error:
             if error.began:
                 raise CallFailed("the answer broke off in the middle", status=502) from error
-            raise CallFailed(f"the gateway at {self._socket} does not answer: {error}", status=503) from error
+            raise CallFailed(
+                f"the gateway at {self._at or self._where} does not answer: {error}", status=503
+            ) from error
 
 
 class HandleLink(NamedTuple):

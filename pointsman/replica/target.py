@@ -202,6 +202,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
     socket: str = ""
     """The gateway's, for calls of other nodes."""
+    gateway: str = ""
+    """A file with its address instead, host:port, if it may be on another machine."""
     shared_memory: str = ""
     """A folder; if empty, large values are sent like small ones."""
     user_config: Any = None
@@ -221,6 +223,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundin
     return recipe, Surroundings(
         secret=secret,
         socket=environment.get("POINTSMAN_SOCKET", ""),
+        gateway=environment.get("POINTSMAN_GATEWAY", ""),
         shared_memory=environment.get("POINTSMAN_SHM", ""),
         user_config=config,
     )
@@ -248,7 +251,11 @@ class Handles:
 
     def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedBuffers | None) -> None:
         self._link = HandleLink(
-            GatewayTransport(Path(surroundings.socket), f"x-pointsman-secret: {surroundings.secret}\r\n"),
+            GatewayTransport(
+                Path(surroundings.gateway or surroundings.socket),
+                f"x-pointsman-secret: {surroundings.secret}\r\n",
+                is_file=bool(surroundings.gateway),
+            ),
             asyncio.get_running_loop(),
             lambda value: encode_value(value, shared),
             lambda blob: decode_value(blob, shared),

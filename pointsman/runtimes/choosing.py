@@ -3,22 +3,44 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from pointsman.errors import UnknownName
 from pointsman.runtimes.interface import PlaneOperations
 from pointsman.runtimes.tasks import Tasks
 from pointsman.runtimes.traffic import Traffic
 from pointsman.types import Worker
 
-RUNTIMES = ("local",)
+RUNTIMES = ("local", "ray")
 """Those that run real processes."""
 
 
-def plane_on(runtime: str, state: Path | None, traffic: Traffic, tasks: Tasks) -> PlaneOperations:
+class RuntimeChoice(msgspec.Struct, frozen=True):
+    """Where a plane runs its instances."""
+
+    name: str = "local"
+    address: str = ""
+    """Of a Ray cluster; empty: one is started on this machine."""
+    storage: str = ""
+    """A folder for the state that all nodes of a cluster reach; empty: the memory of the cluster."""
+
+
+LOCAL = RuntimeChoice()
+
+
+def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: Traffic, tasks: Tasks) -> PlaneOperations:
     """A plane that is not started yet. `state`: where its state is kept; None: nowhere, it ends with this process.
     `tasks`: where its background tasks run."""
-    _check(runtime)
-    from pointsman.runtimes.local.runtime import LocalRuntime
+    _check(runtime.name)
     from pointsman.runtimes.plane import Plane
+
+    if runtime.name == "ray":
+        from pointsman.runtimes.ray.cluster import RaySettings
+        from pointsman.runtimes.ray.runtime import RayRuntime
+
+        settings = RaySettings(address=runtime.address, storage=runtime.storage)
+        return Plane(RayRuntime(state, settings, tasks=tasks), traffic)
+    from pointsman.runtimes.local.runtime import LocalRuntime
 
     return Plane(LocalRuntime(state, tasks=tasks), traffic)
 
@@ -26,7 +48,7 @@ def plane_on(runtime: str, state: Path | None, traffic: Traffic, tasks: Tasks) -
 def workers_of(runtime: str, labels: Mapping[str, str] | None = None) -> list[Worker]:
     """The workers that a plane would find, without a plane. Drivers are asked, which may raise anything."""
     _check(runtime)
-    from pointsman.runtimes.local.detection import detect
+    from pointsman.runtimes.machine.detection import detect
 
     return [detect(labels=labels)]
 

@@ -252,14 +252,14 @@ class EngineInstances:
         self._runtime.probes.unfollow(instance_id)
         self.user_configs.forget(instance_id)
 
-    def logs(self, instance_id: str, lines: int = 100) -> str:
+    async def logs(self, instance_id: str, lines: int = 100) -> str:
         known = self.directory.get(instance_id)
         if known is not None and known.endpoint is not None:
             url = known.endpoint.url
             raise PointsmanError(
                 f'"{instance_id}" is a server at {url} that this plane did not start: its log is there'
             )
-        text = self._runtime.logs(instance_id, lines)
+        text = await self._runtime.logs(instance_id, lines)
         if text is None and known is None:
             raise UnknownName("instance", instance_id, self.directory.names())
         return text or ""

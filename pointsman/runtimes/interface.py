@@ -221,7 +221,7 @@ class Runtime(RuntimeParts, Protocol):
         """Where the process of an instance listens, as gateways reach it; None if it has no process."""
         ...
 
-    def logs(self, instance_id: str, lines: int) -> str | None:
+    async def logs(self, instance_id: str, lines: int) -> str | None:
         """The last lines that an instance wrote; None if nothing was ever started under that name."""
         ...
 
@@ -250,8 +250,9 @@ class Runtime(RuntimeParts, Protocol):
 class AdminListener(Protocol):
     """Where replicas and the operator's commands reach the gateway. A client that can connect may do everything."""
 
-    async def listen(self, connect: Callable[[], Any]) -> None:
-        """Accept connections; `connect` makes the protocol of each."""
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
+        """Accept connections; `connect` makes the protocol of each. `connect_replica`: of replicas on other machines,
+        which may do only what their secret allows."""
         ...
 
     def dial(self) -> Transport:
@@ -396,7 +397,7 @@ class ScalingOperations(Protocol):
 
 
 class InstanceLogs(Protocol):
-    def logs(self, instance_id: str, lines: int) -> str:
+    async def logs(self, instance_id: str, lines: int) -> str:
         """The last lines that an instance wrote. Raises `UnknownName`."""
         ...
 

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "pointsman"
 
 ROOTS = {"runtimes/choosing.py", "__init__.py", "pipeline/nodes.py"}
 """Composition roots: planes by name; the in-process manager and pipelines, imported when they are first used."""
-CONCRETE = ("pointsman.runtimes.local", "pointsman.runtimes.simulation", "pointsman.runtimes.inprocess")
+CONCRETE = tuple(f"pointsman.runtimes.{name}" for name in ("local", "ray", "simulation", "inprocess"))
 ROOMS = ("control", "gateway", "scaling", "pipeline")
 """They reach workers through a runtime only."""
 OF_THIS_MACHINE = ("/dev/shm", "127.0.0.1", "localhost", ".sock", "/proc/", "/tmp")

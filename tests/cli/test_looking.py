@@ -130,6 +130,17 @@ def test_tenants_with_limits_have_a_table() -> None:
     assert "free" not in text
 
 
+def test_workers_of_a_cluster_have_a_table() -> None:
+    here = {"name": "n1", "answers": True, "instances": 2, "host": "10.0.0.1", "cpus": 8.0, "memory_bytes": 2**34}
+    text = status_text(status(workers=[
+        here | {"gpus": 2, "labels": {"zone": "b"}}, {"name": "n2", "answers": False, "instances": 0}
+    ]))  # fmt: skip
+    head, _, ready, silent = text.splitlines()[-4:]
+    assert head.split() == ["worker", "state", "cpus", "gpus", "memory", "instances", "labels"]
+    assert ready.split() == ["n1", "ready", "8", "2", "16.0", "GiB", "2", "zone=b"]
+    assert silent.split() == ["n2", "silent", "0"]
+
+
 def test_colours_only_on_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

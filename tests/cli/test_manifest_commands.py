@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pointsman.cli.main import main
-from pointsman.runtimes.local.detection import detect
+from pointsman.runtimes.machine.detection import detect
 from tests.cli.planes import (
     CHANGES,
     NO_CHANGES,

@@ -17,7 +17,7 @@ import pytest
 
 from bench.chaos.planes import LivePlane
 from pointsman.cli.main import main
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.machine.store import Store
 from tests.cli.planes import Plane, pointsman
 from tests.live.manifests import manifest, simulated
 

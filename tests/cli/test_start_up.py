@@ -17,7 +17,7 @@ import pytest
 from bench.chaos.disks import SmallDisk, can_mount
 from bench.chaos.planes import LivePlane
 from pointsman.cli.main import main
-from pointsman.runtimes.local.store import FILE, Store
+from pointsman.runtimes.machine.store import FILE, Store
 from tests.live.manifests import manifest, simulated
 
 AS_OTHERS = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--inh-caps", "-all")
@@ -65,7 +65,7 @@ def database(sql: str) -> Callable[[Path], None]:
     return make
 
 
-INSTANCE = "insert into instances values ('m-1', 'm', 'r', '127.0.0.1', 'x', null, '', '')"
+INSTANCE = "insert into instances values ('m-1', 'm', 'r', '127.0.0.1', 'x', null, '', '', '')"
 CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file": (file_instead, "{state} is not a directory; move it away, or choose another --state"),
     "a dangling link": (dangling_link, "{state} is not a directory; move it away, or choose another --state"),

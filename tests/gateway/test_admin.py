@@ -18,7 +18,7 @@ from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
-from pointsman.runtimes.local.runtime import AdminSocket
+from pointsman.runtimes.machine.state_directory import AdminSocket
 from pointsman.runtimes.stores import StoredManifest
 from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.types import Worker
@@ -92,7 +92,7 @@ class FakePlane:
         self._do("application", name)
         return f"name: {name}\n"
 
-    def logs(self, instance_id: str, lines: int) -> str:
+    async def logs(self, instance_id: str, lines: int) -> str:
         self._do("logs", instance_id, lines)
         return "a line\n"
 
@@ -145,7 +145,7 @@ class AdminBed:
         self.admin = bed.thread.call(lambda: Admin(bed.gateway, self.plane, self.plane.status, self.plane.stop))
         self.path = folder / "admin.sock"
         admin = AdminSocket(self.path)
-        bed.thread.run(admin.listen(lambda: GatewayConnection(bed.gateway, is_local=True)))
+        bed.thread.run(admin.listen(lambda: GatewayConnection(bed.gateway, is_local=True), list))
         bed.closing.append(admin.close)
 
     def client(self) -> Client:

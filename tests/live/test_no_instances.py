@@ -13,7 +13,7 @@ import httpx2 as httpx
 
 from bench.chaos.planes import LivePlane
 from pointsman.engines import Simulated
-from pointsman.runtimes.local.detection.system import this_machine
+from pointsman.runtimes.machine.detection.system import this_machine
 from tests.live.manifests import LIFECYCLE, manifest, simulated
 from tests.simulator.servers import serving
 

@@ -14,7 +14,7 @@ import pointsman as pm
 from bench.chaos.clients import check_token_count
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
-from pointsman.runtimes.local.detection.system import this_machine
+from pointsman.runtimes.machine.detection.system import this_machine
 from tests.live.manifests import llama, manifest, simulated
 from tests.live.pipeline_nodes import Watched
 

@@ -313,8 +313,12 @@ class ReplicaCalls:
         self._applications = applications
         self.secret = b""
         """By which the replicas of a plane and its gateway recognise each other."""
-        gateway.pages.exact[CALLS] = GatewayPage(self._call, self._check)
-        gateway.pages.trees[MODELS] = GatewayPage(self._call_model, self._check)
+        pages = gateway.pages
+        pages.exact[CALLS], pages.trees[MODELS] = (
+            GatewayPage(self._call, self._check),
+            GatewayPage(self._call_model, self._check),
+        )
+        pages.of_replicas += [pages.exact[CALLS], pages.trees[MODELS]]
 
     @property
     def secret_line(self) -> bytes:

@@ -5,12 +5,10 @@ import hashlib
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,32 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, WorkerSeen
 from pointsman.engines import LaunchSpec
 from pointsman.errors import NotStored, PointsmanError
-from pointsman.http.pool import descriptors_left, short_path
+from pointsman.http.pool import descriptors_left
 from pointsman.reasons import Reason
-from pointsman.replica.handles import GatewayTransport
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
-from pointsman.runtimes.local.detection import detect, unseen
-from pointsman.runtimes.local.detection.system import this_machine
-from pointsman.runtimes.local.gpu_usage import GpuDrivers, GpuUsage
-from pointsman.runtimes.local.processes import Processes, log_file, tail
-from pointsman.runtimes.local.store import FILE, LOCK_FILE, Lock, SqliteDocuments, SqliteTargets, SqliteUsage, Store
+from pointsman.runtimes.machine.detection import detect, unseen
+from pointsman.runtimes.machine.detection.system import this_machine
+from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
+from pointsman.runtimes.machine.launches import Launches
+from pointsman.runtimes.machine.logs import find_log, tail
+from pointsman.runtimes.machine.processes import HOST, Processes
+from pointsman.runtimes.machine.state_directory import (
+    SECRET_FILE,
+    SOCKET,
+    AdminSocket,
+    Lock,
+    by_cause,
+    check_state,
+)
+from pointsman.runtimes.machine.store import (
+    FILE,
+    MOVE_AWAY,
+    SqliteDocuments,
+    SqliteTargets,
+    SqliteUsage,
+    Store,
+)
+from pointsman.runtimes.machine.supervisor_link import SupervisorTerms
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
@@ -37,12 +52,12 @@ from pointsman.types import Worker
 # What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
 
 
-SOCKET = "admin.sock"
-SECRET_FILE = "secret"
 MEMORY = Path("/dev/shm")
 STORE_RETRY_S = 1.0
 """How often changes that could not be stored are tried again."""
 PYTHON_PATH = "PYTHONPATH"
+ORPHANS_STOP_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL when no plane has come back."""
 LOOKING_FILES = 32
 """Files that may be open at once while the machine is looked at: those of GPU drivers."""
 
@@ -117,7 +132,7 @@ def _secret(file: Path) -> str:
             out.write(made)
         unfinished.replace(file)
     except OSError as error:
-        raise PointsmanError(f"{file} cannot be read or made ({error.strerror}); {_by_cause(error)}") from error
+        raise PointsmanError(f"{file} cannot be read or made ({error.strerror}); {by_cause(error)}") from error
     return made
 
 
@@ -129,53 +144,7 @@ def _own_folder(folder: Path) -> None:
             raise PointsmanError(f"{folder} is owned by another user; move it away, or use another --state")
         folder.chmod(0o700)
     except OSError as error:
-        raise PointsmanError(f"{folder} cannot be made ({error.strerror}); {_by_cause(error)}") from error
-
-
-def _by_cause(error: OSError) -> str:
-    """What to do about a file or folder that cannot be made."""
-    return "free space on its disk" if error.errno in (ENOSPC, EDQUOT) else "move it away, or choose another --state"
-
-
-ENTRIES: dict[str, tuple[Callable[[Path], bool], str]] = {
-    LOCK_FILE: (Path.is_file, "file"),
-    FILE: (Path.is_file, "file"),
-    SECRET_FILE: (Path.is_file, "file"),
-    "supervisor.log": (Path.is_file, "file"),
-    SOCKET: (Path.is_socket, "socket"),
-    "supervisor.sock": (Path.is_socket, "socket"),
-    "logs": (Path.is_dir, "directory"),
-}
-"""What the state directory holds."""
-
-
-def check_state(state: Path) -> None:
-    """Make the state directory, for its owner only. Raises `PointsmanError` if one that is there cannot be used: then
-    nothing has changed."""
-    try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = state.stat()
-    except FileExistsError:
-        raise PointsmanError(f"{state} is not a directory; move it away, or choose another --state") from None
-    except OSError as error:
-        raise PointsmanError(f"{state} cannot be made ({error.strerror}); choose another --state") from None
-    if found.st_uid != os.geteuid():
-        remedy = f"choose another --state, or run: chown {os.geteuid()} {state}"
-        raise PointsmanError(f"{state} belongs to another user; {remedy}")
-    if found.st_mode & 0o077:
-        raise PointsmanError(f"{state} is open to other users, who could read its secret; run: chmod 700 {state}")
-    if os.statvfs(state).f_flag & os.ST_RDONLY:
-        raise PointsmanError(f"{state} is on a read-only file system; make it writable, or choose another --state")
-    if not os.access(state, os.R_OK | os.W_OK | os.X_OK):
-        raise PointsmanError(f"{state} cannot be read and written by its owner; run: chmod 700 {state}")
-    for name, (is_right, kind) in ENTRIES.items():
-        path = state / name
-        if not path.exists():
-            continue
-        if not is_right(path):
-            raise PointsmanError(f"{path} is not a {kind}; move it away")
-        if name == SECRET_FILE and path.stat().st_mode & 0o077:
-            raise PointsmanError(f"{path} is open to other users; run: chmod 600 {path}")
+        raise PointsmanError(f"{folder} cannot be made ({error.strerror}); {by_cause(error)}") from error
 
 
 class LocalRuntime:
@@ -190,6 +159,7 @@ class LocalRuntime:
     _store: Store
     _writing: Timer
     _processes: Processes
+    _launches: Launches
 
     def __init__(
         self,
@@ -241,28 +211,40 @@ class LocalRuntime:
 
         self.replicas = LocalReplicaAccess(self._state)
         self.probes = HttpProbes(tell, load, self.clock, self.tasks, self._scrape_interval_s)
-        processes = Processes(self._state, self._store.processes, told, self.tasks, orphan_grace_s=self._orphan_grace_s)
-        adopted = await processes.open()
+        self._launches = Launches(self._store.processes, told, self.tasks)
+        terms = SupervisorTerms(self._orphan_grace_s, ORPHANS_STOP_GRACE_S)
+        processes = Processes(self._state, self._launches.take_in, self.tasks, terms)
+        running = await processes.open(self._launches.stored)
+        try:
+            adopted = self._launches.adopt(running)
+        except msgspec.MsgspecError as error:
+            raise PointsmanError(f"{self._state / FILE} cannot be used ({error}); {MOVE_AWAY}") from error
         if not adopted:
             self.replicas.memory.clear()
         self._processes, self._tell = processes, tell
         return adopted
 
     def launch(self, order: ProcessOrder) -> None:
-        self._processes.launch(order)
+        ports, name = self._processes.table.ports, order.instance_id
+        try:
+            start = self._launches.prepare(order, HOST, ports.take(name))
+        except OSError as error:
+            self._launches.failed(name, error)
+            return
+        if start is None:
+            ports.release(name)
+        else:
+            self._processes.start(start)
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
         self._processes.stop(instance_id, kill=kill)
 
     def address(self, instance_id: str) -> Address | None:
-        return self._processes.table.address(instance_id)
+        return self._launches.address(instance_id)
 
-    def logs(self, instance_id: str, lines: int) -> str | None:
-        try:
-            file = log_file(self._state, instance_id)
-            return tail(file, lines) if file.exists() else None
-        except (PointsmanError, OSError):  # no name of an instance, or too long for a file
-            return None
+    async def logs(self, instance_id: str, lines: int) -> str | None:
+        file = find_log(self._state, instance_id)
+        return None if file is None else tail(file, lines)
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()
@@ -271,7 +253,7 @@ class LocalRuntime:
             return
         try:
             worker = self._look_at_machine(
-                [one.pid for one in self._processes.table.all() if one.pid is not None], labels=self._labels
+                [one.pid for one in self._launches.all() if one.pid is not None], labels=self._labels
             )
         except Exception as error:  # of a driver; without places, everything still runs
             self._blind = (
@@ -287,7 +269,7 @@ class LocalRuntime:
     def problems(self) -> list[str]:
         if self._tell is None:
             return []
-        own = [*self.probes.problems(), *self._processes.orders.problems()]
+        own = [*self.probes.problems(), *self._launches.problems()]
         return [*own, *filter(None, [self._blind, self._processes.problem, self._store.problem])]
 
     def unsaved(self) -> Unsaved:
@@ -302,6 +284,7 @@ class LocalRuntime:
             self._tell = None
             self.probes.close()
             await self._processes.close()
+            self._launches.adopt(())
             self.replicas.memory.close()
         self._writing.cancel()
         self._store.close()
@@ -310,38 +293,3 @@ class LocalRuntime:
         self._lock.release()
         if self._is_temporary:
             shutil.rmtree(self._state, ignore_errors=True)
-
-
-class AdminSocket:
-    """`AdminListener` of the interface: a unix socket in the state directory, for its owner."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._server: asyncio.AbstractServer | None = None
-
-    async def listen(self, connect: Callable[[], Any]) -> None:
-        """Replaces a socket that an earlier plane left behind; the lock of the directory says that it is gone."""
-        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            self._path.unlink(missing_ok=True)
-            with short_path(self._path) as short:
-                bound.bind(short)
-        except OSError as error:
-            bound.close()
-            raise PointsmanError(f"{self._path} cannot be made ({error.strerror}); {_by_cause(error)}") from error
-        finally:
-            os.umask(before)
-        self._inode = self._path.stat().st_ino
-        self._server = await asyncio.get_running_loop().create_unix_server(connect, sock=bound)
-
-    def dial(self) -> GatewayTransport:
-        return GatewayTransport(self._path)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            with suppress(OSError):
-                if self._path.stat().st_ino == self._inode:  # else the next plane listens here
-                    self._path.unlink()

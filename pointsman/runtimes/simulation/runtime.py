@@ -181,7 +181,7 @@ class NoReplicas:
 class NoListener:
     """`AdminListener` of the interface."""
 
-    async def listen(self, connect: Callable[[], Any]) -> None: ...
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None: ...
 
     def dial(self) -> Transport:
         raise PointsmanError("a simulated plane has no listener; call its methods")
@@ -226,6 +226,7 @@ class SimulatedRuntime:
 
     async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         self._tell, self._load = tell, load
+        self.probes.close()  # those of an earlier plane
         for worker in self._first_workers:
             self.workers.see(worker)
         running = [(one.launch, one) for one in self.processes.all() if one.pid]
@@ -245,7 +246,7 @@ class SimulatedRuntime:
         process = self.processes.get(instance_id)
         return None if process is None else Address(process.host, PORT, False)
 
-    def logs(self, instance_id: str, lines: int) -> str | None:
+    async def logs(self, instance_id: str, lines: int) -> str | None:
         return None
 
     def look_at_workers(self, plan: PointsmanPlan) -> None: ...

@@ -14,7 +14,7 @@ import yaml
 from pointsman.config.revision import ManifestText
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.client import fetch
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.machine.store import Store
 from tests.runtimes.local.planes import Stage, manifest, run, running, simulated
 from tests.runtimes.local.processes import is_alive
 from tests.runtimes.local.test_plane_deaths import killed_plane

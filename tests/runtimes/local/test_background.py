@@ -18,7 +18,7 @@ from pointsman.gateway.embedded import Embedded
 from pointsman.gateway.pipelines import results
 from pointsman.gateway.records import GateRecord
 from pointsman.routing.events import Arrived, TimerFired
-from pointsman.runtimes.local import processes
+from pointsman.runtimes.machine import processes
 from pointsman.runtimes.tasks import KeptTask, RepeatedCall
 from pointsman.types import RequestMetadata
 from tests.runtimes.local.planes import LIFECYCLE, run, simulated
@@ -318,10 +318,10 @@ def test_a_report_that_cannot_be_handled_is_made_up_for(tmp_path: Path, monkeypa
 def test_a_line_that_cannot_be_read_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with scene(tmp_path, monkeypatch) as made:
-            link = made.plane.runtime._processes._supervisor
+            link = made.plane.runtime._processes.supervisor
             link.data_received(b'{"say": "nonsense"}\n')
             assert any("did not understand" in one for one in made.embedded.status()["problems"])
-            await eventually(lambda: made.plane.runtime._processes._supervisor not in (None, link), "another link")
+            await eventually(lambda: made.plane.runtime._processes.supervisor not in (None, link), "another link")
             assert made.embedded.status()["problems"] == []
             await comes_back(made)
 
@@ -336,7 +336,7 @@ def test_the_supervisor_is_replaced_even_if_that_fails_at_first(
         async with scene(tmp_path, monkeypatch) as made:
             pid = made.instances()["m-1"]["process"]
             failed = fails_once(monkeypatch, processes, function, lambda *_: True)
-            os.kill(made.plane.runtime._processes._supervisor.process.pid, signal.SIGKILL)
+            os.kill(made.plane.runtime._processes.supervisor.process.pid, signal.SIGKILL)
             await eventually(lambda: "m-1" in made.ready() and made.instances()["m-1"]["process"] != pid, "m-1 again")
             assert failed
             assert made.names("supervisor replacement")
@@ -347,8 +347,8 @@ def test_the_supervisor_is_replaced_even_if_that_fails_at_first(
 def test_a_process_is_stopped_while_its_supervisor_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with scene(tmp_path, monkeypatch) as made:
-            made.plane.runtime._processes._supervisor.hang_up()
-            await eventually(lambda: made.plane.runtime._processes._supervisor is None, "no link")
+            made.plane.runtime._processes.supervisor.hang_up()
+            await eventually(lambda: made.plane.runtime._processes.supervisor is None, "no link")
             made.plane.runtime.stop("m-1", kill=True)
             pid = int(made.instances()["m-1"]["process"])
             await eventually(lambda: made.instances()["m-1"]["process"] not in (None, str(pid)), "another process")

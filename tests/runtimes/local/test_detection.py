@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pointsman.runtimes.local.detection import detect, unseen
-from pointsman.runtimes.local.detection.system import family, groups, pci_address
+from pointsman.runtimes.machine.detection import detect, unseen
+from pointsman.runtimes.machine.detection.system import family, groups, pci_address
 from pointsman.types import Worker
 
 MIB, GIB = 2**20, 2**30

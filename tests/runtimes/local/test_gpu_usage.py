@@ -13,7 +13,7 @@ import pytest
 from pointsman.config.revision import ManifestText
 from pointsman.control import InstanceStatus, Phase
 from pointsman.placement.asks import Claim, Place, Tier
-from pointsman.runtimes.local.gpu_usage import GPU_INTERVAL_S, RETRY_S, GpuDrivers, GpuUsage
+from pointsman.runtimes.machine.gpu_usage import GPU_INTERVAL_S, RETRY_S, GpuDrivers, GpuUsage
 from pointsman.scaling.policy import DeploymentView
 from pointsman.types import Gpu, Worker
 from tests.runtimes.local.planes import manifest, run, running, simulated

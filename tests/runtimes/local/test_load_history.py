@@ -10,7 +10,7 @@ import pytest
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError, UnknownName
-from pointsman.runtimes.local.store import Store
+from pointsman.runtimes.machine.store import Store
 from tests.runtimes.local.planes import manifest, run, running, simulated
 from tests.runtimes.local.test_applications import diamond
 from tests.runtimes.local.test_autoscaling import module as module

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local import processes as logs
-from pointsman.runtimes.local.processes import PIECE, last_line, log_file, tail
+from pointsman.runtimes.machine import logs
+from pointsman.runtimes.machine.logs import PIECE, last_line, log_file, tail
 
 
 def written(folder: Path, text: str, older: str = "") -> Path:

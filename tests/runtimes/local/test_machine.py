@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.runtimes.local.detection.system import this_machine
-from pointsman.runtimes.local.processes import Ports
+from pointsman.runtimes.machine.detection.system import this_machine
+from pointsman.runtimes.machine.processes import Ports
 
 
 def test_this_machine_has_a_name_and_resources(tmp_path: Path) -> None:

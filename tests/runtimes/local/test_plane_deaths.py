@@ -12,8 +12,8 @@ import pytest
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import PointsmanError
-from pointsman.runtimes.local.store import FILE
-from pointsman.runtimes.local.supervisor_link import ProcessesRunning, open_supervisor
+from pointsman.runtimes.machine.store import FILE
+from pointsman.runtimes.machine.supervisor_link import ProcessesRunning, SupervisorTerms, open_supervisor
 from tests.runtimes.local.planes import LIFECYCLE, manifest, run, running, simulated, stage
 from tests.runtimes.local.processes import eventually, group, is_alive, parent, until
 from tests.runtimes.local.test_plane import ROOT
@@ -112,7 +112,7 @@ def test_a_process_that_the_store_does_not_know_is_adopted_by_its_note(state: Pa
 
 def test_a_process_that_nothing_is_known_of_is_killed(state: Path) -> None:
     async def story() -> None:
-        link, _ = await open_supervisor(state, grace_s=30.0, stop_grace_s=1.0)
+        link, _ = await open_supervisor(state, SupervisorTerms(30.0, 1.0))
         for name, note in (("m-1", ""), ("x", "{}")):
             link.start(name, ["sleep", "600"], dict(os.environ), "/", state / f"{name}.log", note)
         link.ask(ask="list")
@@ -172,7 +172,7 @@ def test_when_the_supervisor_is_killed_everything_is_restarted(state: Path) -> N
         async with running(state, manifest(simulated(replicas=2))) as scene:
             await scene.until_ready("m-1", "m-2")
             before = scene.pids()
-            supervisor = scene.runtime._processes._supervisor
+            supervisor = scene.runtime._processes.supervisor
             assert supervisor is not None
             os.kill(supervisor.process.pid, signal.SIGKILL)
             await scene.until(lambda: scene.instances()["m-1"]["restarts"] == 1, "a restart")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
-from pointsman.runtimes.local.store import FILE, MAX_SCALING_RECORDS, MAX_VERSIONS, Store, StoredProcess
+from pointsman.runtimes.machine.store import FILE, MAX_SCALING_RECORDS, MAX_VERSIONS, Store, StoredProcess
 
 FIRST, SECOND = ManifestText("one", "/a", "one.yaml"), ManifestText("two", "/b")
 KNOWN = StoredProcess("m-1", "m", "recipe", "127.0.0.1", 4000)

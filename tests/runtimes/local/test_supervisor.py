@@ -16,8 +16,8 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
-from pointsman.runtimes.local import supervisor
-from pointsman.runtimes.local.supervisor_link import (
+from pointsman.runtimes.machine import supervisor
+from pointsman.runtimes.machine.supervisor_link import (
     SOCKET,
     EngineProcess,
     ProcessExited,
@@ -25,6 +25,7 @@ from pointsman.runtimes.local.supervisor_link import (
     ProcessStarted,
     Report,
     SupervisorLink,
+    SupervisorTerms,
     open_supervisor,
 )
 from tests.runtimes.local.processes import eventually, is_alive, until
@@ -54,7 +55,7 @@ class Hold:
 
     @classmethod
     async def of(cls, state: Path, grace_s: float = 0.3) -> "Hold":
-        link, running = await open_supervisor(state, grace_s=grace_s, stop_grace_s=0.3)
+        link, running = await open_supervisor(state, SupervisorTerms(grace_s, 0.3))
         return cls(link, running, state)
 
     def _lose(self) -> None:
@@ -195,11 +196,11 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
 PLANE = """
 import asyncio, os, sys
 from pathlib import Path
-from pointsman.runtimes.local.supervisor_link import open_supervisor
+from pointsman.runtimes.machine.supervisor_link import SupervisorTerms, open_supervisor
 
 async def main():
     state = Path(sys.argv[1])
-    link, _ = await open_supervisor(state, grace_s=0.2, stop_grace_s=0.2)
+    link, _ = await open_supervisor(state, SupervisorTerms(0.2, 0.2))
     link.listen(lambda report: print(link.process.pid, report.pid, flush=True), lambda: None)
     for name, argv in (("family", eval(sys.argv[2])), ("deaf", eval(sys.argv[3]))):
         link.start(name, argv, dict(os.environ), "/", state / f"{name}.log")

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pointsman.runtimes.local.supervisor import born
-from pointsman.runtimes.local.supervisor_link import MARK, clear, lives
+from pointsman.runtimes.machine.supervisor import born
+from pointsman.runtimes.machine.supervisor_link import MARK, clear, lives
 from tests.runtimes.local.processes import group, is_alive, until
 from tests.shortages import no_descriptors
 

@@ -20,8 +20,8 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.parameters import words_without_secrets
-from pointsman.runtimes.local import supervisor
-from pointsman.runtimes.local.supervisor import born
+from pointsman.runtimes.machine import supervisor
+from pointsman.runtimes.machine.supervisor import born
 
 MARK = "POINTSMAN_INSTANCE"
 """An environment variable of every engine: its instance."""
@@ -116,6 +116,17 @@ END_S = 20.0
 """How long a supervisor may take to end, until it is killed."""
 ANSWER_S = 10.0
 """A supervisor that does not answer within this is not used."""
+
+
+class SupervisorTerms(NamedTuple):
+    """What a supervisor is told at the beginning of a connection."""
+
+    grace_s: float
+    """How long engines live on without a plane. With a lease, that decides."""
+    stop_grace_s: float
+    """From SIGTERM to SIGKILL when no plane has come back, or the lease has ended."""
+    leased: bool = False
+    """Engines run while a lease is renewed, whatever becomes of the connection."""
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
@@ -290,7 +301,7 @@ class SupervisorLink(asyncio.Protocol):
 
 
 async def open_supervisor(
-    state: Path, *, grace_s: float, stop_grace_s: float, before: SupervisorProcess | None = None
+    state: Path, terms: SupervisorTerms, before: SupervisorProcess | None = None
 ) -> tuple[SupervisorLink, list[EngineProcess]]:
     """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs.
     `before`: the one that the plane was connected to last, which it may have to reap."""
@@ -303,7 +314,7 @@ async def open_supervisor(
         raise PointsmanError(
             f"the supervisor (pid {link.process.pid}) cannot be looked at; are there too many open files?"
         )
-    link.ask(ask="hello", grace_s=grace_s, stop_grace_s=stop_grace_s)
+    link.ask(ask="hello", **terms._asdict())
     link.ask(ask="list")
     running = await link.answer()
     if not isinstance(running, ProcessesRunning):

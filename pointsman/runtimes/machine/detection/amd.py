@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from pointsman.runtimes.local.detection.system import AMD, groups, number, text, with_topology
+from pointsman.runtimes.machine.detection.system import AMD, groups, number, text, with_topology
 from pointsman.types import Gpu
 
 MIN_BYTES = 2**30

@@ -13,9 +13,9 @@ from statistics import fmean
 from threading import Lock, Thread
 
 from pointsman.control import InstanceStatus, Phase
-from pointsman.runtimes.local.detection.amd import amd_devices
-from pointsman.runtimes.local.detection.nvidia import Nvml, installed_nvml
-from pointsman.runtimes.local.detection.system import number
+from pointsman.runtimes.machine.detection.amd import amd_devices
+from pointsman.runtimes.machine.detection.nvidia import Nvml, installed_nvml
+from pointsman.runtimes.machine.detection.system import number
 from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.types import Gpu, Worker
 

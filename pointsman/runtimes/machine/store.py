@@ -7,12 +7,11 @@ killed the file says what was true a moment before. What cannot be written, beca
 memory and is written later, all of it together; no write raises.
 """
 
-import fcntl
 import os
 import sqlite3
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +19,11 @@ from typing import Any, Protocol
 import msgspec
 
 from pointsman.config.revision import ManifestText
-from pointsman.errors import NotStored, PointsmanError, command
+from pointsman.errors import NotStored, PointsmanError
 from pointsman.runtimes.stores import StoredManifest
 
-LOCK_FILE = "lock"
 FILE = "pointsman.sqlite"
-VERSION = 7
+VERSION = 8
 """Of the schema."""
 MAX_SCALING_RECORDS = 200
 """Of each deployment; older ones are dropped."""
@@ -43,7 +41,8 @@ create table applications (
     id integer primary key, name text, text text, folder text, file text, code text, at real
 );
 create table instances (
-    id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text
+    id text primary key, deployment text, recipe text, host text, port integer, pid integer, born text, place text,
+    worker text
 ) without rowid;
 create table scaling (name text primary key, state text) without rowid;
 create table usage (tenant text primary key, state text) without rowid;
@@ -82,31 +81,6 @@ def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is needed here
 
 
-class Lock:
-    """The right to use a state directory, until `release` or the end of this process."""
-
-    def __init__(self, state: Path) -> None:
-        try:
-            self._file = os.open(state / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise PointsmanError(f"{state / LOCK_FILE} cannot be used ({error.strerror}); move it away") from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._file, 20).decode("ascii", "replace").strip() or "unknown"
-            os.close(self._file)
-            instead = f"choose another --state, or stop it with: {command('down')}"
-            raise PointsmanError(f"a plane runs in {state} already (pid {holder}); {instead}") from None
-        with suppress(OSError):  # the disk is full: the lock holds without the pid
-            os.truncate(self._file, 0)
-            os.write(self._file, b"%d\n" % os.getpid())
-
-    def release(self) -> None:
-        with suppress(OSError):
-            os.truncate(self._file, 0)
-        os.close(self._file)
-
-
 class UnsavedRows(Protocol):
     """Rows of a table that are not in the file yet."""
 
@@ -128,6 +102,8 @@ class WriteBehind:
         self.failed_since: float | None = None
         self.why = ""
         """Of the last failure; empty if the last try succeeded."""
+        self.written: Callable[[], None] = lambda: None
+        """Called when rows were written."""
         self._db = db
         self._path = path
         self._tables: list[UnsavedRows] = []
@@ -159,6 +135,7 @@ class WriteBehind:
         for table in self._tables:
             table.saved()
         self.failed_since, self.why = None, ""
+        self.written()
 
 
 def _make_private(path: Path) -> None:
@@ -185,10 +162,12 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 class Store:
     """Raises `PointsmanError` if the file cannot be used."""
 
-    def __init__(self, state: Path) -> None:
-        self._path = state / FILE
+    def __init__(self, state: Path, image: bytes | None = None) -> None:
+        """`image`: the content of a store that is only in memory, and kept elsewhere; empty: of a new one."""
+        self._path, self._first = state / FILE, image
         try:
-            _make_private(self._path)
+            if image is None:
+                _make_private(self._path)
             try:
                 self._open(shared=True)
             except sqlite3.Error as error:
@@ -202,8 +181,11 @@ class Store:
 
     def _open(self, *, shared: bool) -> None:
         """`shared`: other programs may read the file meanwhile, for which SQLite needs a little space on the disk."""
-        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=1.0)
+        where = self._path if self._first is None else ":memory:"
+        db = self._db = sqlite3.connect(where, isolation_level=None, timeout=1.0)
         try:
+            if self._first:
+                db.deserialize(self._first)
             if not shared:
                 db.execute("pragma locking_mode = exclusive")
             db.execute("pragma journal_mode = wal")
@@ -239,6 +221,10 @@ class Store:
             "stored. Requests, repair and scaling go on; changes by operators are refused"
         )
 
+    def image(self) -> bytes:
+        """All of it, for `Store` of another process."""
+        return self._db.serialize()
+
     def close(self) -> None:
         """Try once more to write what is unsaved."""
         self.behind.flush()
@@ -251,6 +237,8 @@ class SqliteDocuments:
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._path = path
+        self.push: Callable[[], None] | None = None
+        """Stores what was written elsewhere; it may raise `NotStored`. None: this is where it is kept."""
 
     def check(self) -> None:
         """Read what is there. Raises `sqlite3.Error`."""
@@ -259,11 +247,17 @@ class SqliteDocuments:
 
     @contextmanager
     def together(self) -> Iterator[None]:
+        before = b"" if self.push is None else self._db.serialize()
         try:
             self._db.execute(f"pragma busy_timeout = {BUSY_MS}")
             self._db.execute("pragma synchronous = full")
             with _transaction(self._db):
                 yield
+            if self.push is not None:
+                self.push()
+        except NotStored:
+            self._db.deserialize(before)
+            raise
         except sqlite3.Error as error:
             why = f"{self._path} cannot be written ({error})"
             raise NotStored(
@@ -453,13 +447,19 @@ class StoredProcess(msgspec.Struct, frozen=True):
     """When the kernel started it: tells it from a later process of the same pid."""
     place: str = ""
     """As JSON; empty if it has none."""
+    worker: str = ""
+    """Where it runs; empty: on the machine of the plane."""
+
+
+PROCESS = ", ".join(StoredProcess.__struct_fields__)
+"""The columns of a process."""
 
 
 class SqliteProcesses:
     """Every process that may be running."""
 
     def __init__(self, db: sqlite3.Connection, behind: WriteBehind) -> None:
-        rows = db.execute("select id, deployment, recipe, host, port, pid, born, place from instances order by id")
+        rows = db.execute(f"select {PROCESS} from instances order by id")
         names = [column[0] for column in rows.description]
         self.found = [msgspec.convert(dict(zip(names, row, strict=True)), StoredProcess) for row in rows]
         """When the file was opened."""
@@ -485,8 +485,7 @@ class SqliteProcesses:
                 db.execute("delete from instances where id = ?", (instance_id,))
             else:
                 db.execute(
-                    "insert or replace into instances (id, deployment, recipe, host, port, pid, born, place)"
-                    " values (?, ?, ?, ?, ?, ?, ?, ?)",
+                    f"insert or replace into instances ({PROCESS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     msgspec.structs.astuple(process),
                 )
 

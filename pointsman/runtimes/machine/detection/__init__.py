@@ -10,9 +10,9 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pointsman.runtimes.local.detection.amd import amd_gpus
-from pointsman.runtimes.local.detection.nvidia import Nvml, installed_nvml, nvidia_gpus
-from pointsman.runtimes.local.detection.system import NVIDIA, count_of_gpus, family, foreign_memory, this_machine
+from pointsman.runtimes.machine.detection.amd import amd_gpus
+from pointsman.runtimes.machine.detection.nvidia import Nvml, installed_nvml, nvidia_gpus
+from pointsman.runtimes.machine.detection.system import NVIDIA, count_of_gpus, family, foreign_memory, this_machine
 from pointsman.types import Gpu, Worker
 
 __all__ = ["Nvml", "detect", "unseen"]

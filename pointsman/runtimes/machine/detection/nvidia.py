@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pointsman.runtimes.local.detection.system import groups, pci_address, with_topology
+from pointsman.runtimes.machine.detection.system import groups, pci_address, with_topology
 from pointsman.types import Gpu
 
 HIDDEN_SWITCH = "a switch that is not shown"

@@ -5,12 +5,14 @@ package: standard library only, one thread, no decisions. Enters: JSON lines ove
 time. Leaves: JSON lines about processes. The one rule: no engine outlives the supervisor, and no message from a plane
 ends the supervisor.
 
-    asks    hello{grace_s, stop_grace_s}  start{id, argv, env, cwd, log, shown}  signal{id, number}  list{}  end{}
+    asks    hello{grace_s, stop_grace_s, leased}  start{id, argv, env, cwd, log, shown}  signal{id, number}  list{}
+            renew{epoch, stamp, lease_s}  end{}; each may have the epoch of its plane
     says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why, errno}
             exited{id, pid, code | signal}  confused{why}
 
-Each engine has a session and a process group of its own. Signals go to the whole group; when its leader exits, the rest
-is killed. `born` tells a process from a later one of the same pid.
+Each engine has a process group of its own. Signals go to the whole group; when its leader exits, the rest is killed.
+`born` tells a process from a later one of the same pid. With a lease (a plane on another machine), engines run only
+while it is renewed, whatever the connection does.
 """
 
 import ctypes
@@ -27,10 +29,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-GRACE_S = 5.0
-"""How long engines live on without a plane, unless the plane says otherwise."""
-STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL when no plane has come back."""
+GRACE_S = STOP_GRACE_S = 5.0
+"""How long engines live on without a plane, and from SIGTERM to SIGKILL then, unless the plane says otherwise."""
 MAX_GRACE_S = 1e6
 FIRST_VISIT_S = 10.0
 """The plane that started the supervisor connects within this."""
@@ -41,15 +41,38 @@ LOG_BYTES = 8 * 1024 * 1024
 LINE_BYTES = 8 * 1024 * 1024
 PIECE = 64 * 1024
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""It runs on while the machine is suspended, and is the same for all its processes."""
+
+
+def now() -> float:
+    return time.clock_gettime(CLOCK)
+
+
+class EngineLease:
+    """The right to run engines, until a time of this machine's clock."""
+
+    def __init__(self, at: float) -> None:
+        self.ends, self.is_granted = at + FIRST_VISIT_S, False
+
+    def renew(self, stamp: float, lease_s: float, at: float) -> float:
+        """`stamp`: a time of this clock that the plane has heard, so that a late delivery extends nothing. Its end."""
+        if not (stamp <= at and 0.0 < lease_s <= MAX_GRACE_S):
+            raise ValueError(f"no lease from {stamp} on for {lease_s} s: it is {at}")
+        self.ends, self.is_granted = max(self.ends if self.is_granted else 0.0, stamp + lease_s), True
+        return self.ends
+
+    def holds(self, at: float) -> bool:
+        """Whether something may be started."""
+        return self.is_granted and at < self.ends
 
 
 class Log:
     """The output of a process, appended to a file of bounded size. A full disk loses lines, never the process."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._path, self._size = path, 0
         self._file: int | None = None
-        self._size = 0
         with suppress(OSError):
             self._open()
 
@@ -64,8 +87,8 @@ class Log:
                 self._size += os.write(self._file, data)
 
     def note(self, text: str) -> None:
-        words = " ".join(text.split())
-        self.write(f"[pointsman] {time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n".encode(errors="replace"))
+        line = f"[pointsman] {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(text.split())}\n"
+        self.write(line.encode(errors="replace"))
 
     def close(self) -> None:
         if self._file is not None:
@@ -79,21 +102,13 @@ class Log:
 
 class Child:
     def __init__(self, name: str, note: str, process: subprocess.Popen[bytes], output: int, log: Log) -> None:
-        self.name, self.note = name, note
-        self.process = process
-        self.pid = process.pid
-        self.born = born(process.pid)
+        self.name, self.note, self.process, self.log = name, note, process, log
+        self.pid, self.born = process.pid, born(process.pid)
         self.output: int | None = output
-        self.log = log
         self.end: dict[str, int] | None = None
         """How its leader ended; None while it runs."""
         self.gone_by = 0.0
         """The rest of its group is not waited for beyond this time."""
-
-    def signal(self, number: int) -> None:
-        """Signal the whole group, unless its leader has ended, which was reported."""
-        if self.end is None:
-            _signal_group(self.pid, number)
 
 
 class Children:
@@ -122,18 +137,18 @@ class Children:
             raise
         finally:
             os.close(write)
-        note = str(message.get("note", ""))
-        child = self.by_name[name] = Child(name, note, process, read, log)  # from here on its end is noticed
+        # From here on its end is noticed.
+        child = self.by_name[name] = Child(name, str(message.get("note", "")), process, read, log)
         log.note(f"started as process {child.pid}: {message.get('shown', argv[0])}")
         os.set_blocking(read, False)
         self._selector.register(read, selectors.EVENT_READ, lambda _: self._copy_output(child))
         return child
 
     def signal(self, number: int, name: str | None = None) -> None:
-        """Signal one of them, if it is still there; None: all."""
+        """Signal the whole group of one of them, unless its leader has ended, which was reported; None: of all."""
         for child in self.by_name.values():
-            if name in (None, child.name):
-                child.signal(number)
+            if name in (None, child.name) and child.end is None:
+                _signal_group(child.pid, number)
 
     def next_deadline(self) -> float | None:
         """When the next group is given up; None if none is waited for."""
@@ -143,21 +158,19 @@ class Children:
         """Take note of leaders that have ended. Returns the children that are gone with their groups."""
         running = {child.pid: child for child in self.by_name.values() if child.end is None}
         while (ended := _next_ended(running)) is not None:
-            child = running.pop(ended[0], None)
-            if child is not None:
+            if (child := running.pop(ended[0], None)) is not None:
                 child.process.returncode = code = os.waitstatus_to_exitcode(ended[1])
                 child.end = {"code": code} if code >= 0 else {"signal": -code}
-                child.gone_by = time.monotonic() + GROUP_GRACE_S
-        now = time.monotonic()
-        gone = [one for one in self.by_name.values() if one.end and (_is_empty(one.pid) or now >= one.gone_by)]
+                child.gone_by = now() + GROUP_GRACE_S
+        at = now()
+        gone = [one for one in self.by_name.values() if one.end and (_is_empty(one.pid) or at >= one.gone_by)]
         for child in gone:
             self._close(child)
         return gone
 
     def _close(self, child: Child) -> None:
-        for _ in range(64):  # the last output; a process that left the group may write without end
-            if not self._copy_output(child):
-                break
+        # The last output; a process that left the group may write without end.
+        all(self._copy_output(child) for _ in range(64))
         self._close_output(child)
         how = ", ".join(f"{kind} {number}" for kind, number in (child.end or {}).items())
         child.log.note(f"process {child.pid} ended: {how}")
@@ -166,19 +179,14 @@ class Children:
 
     def _copy_output(self, child: Child) -> bool:
         """Copy one piece. Whether there may be more."""
-        if child.output is None:
-            return False
         try:
-            data = os.read(child.output, PIECE)
+            data = b"" if child.output is None else os.read(child.output, PIECE)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        if data:
-            child.log.write(data)
-            return True
-        self._close_output(child)
-        return False
+        child.log.write(data) if data else self._close_output(child)
+        return bool(data)
 
     def _close_output(self, child: Child) -> None:
         if child.output is not None:
@@ -192,32 +200,31 @@ class PlaneConnection:
         self, selector: selectors.BaseSelector, obey: Callable[[bytes], None], disconnected: Callable[[], None]
     ) -> None:
         """`obey` is called with each line. `disconnected` is called when the plane is gone."""
-        self._selector = selector
-        self._obey = obey
-        self._disconnected = disconnected
+        self._selector, self._obey, self._disconnected = selector, obey, disconnected
         self._plane: socket.socket | None = None
         self._received, self._unsent = b"", b""
 
     def accept(self, listener: socket.socket) -> bool:
         """Accept a plane. False if it could not be, or if another is connected: then it is told so."""
+        greeting = {"say": "supervisor", "pid": os.getpid(), "busy": False}
         try:
             plane, _ = listener.accept()
         except OSError:
             return False
         if self._plane is not None:
             with suppress(OSError):
-                plane.sendall(_line({"say": "supervisor", "pid": os.getpid(), "busy": True}))
+                plane.sendall(json.dumps(greeting | {"busy": True}).encode() + b"\n")
             plane.close()
             return False
         plane.setblocking(False)
         self._plane, self._received, self._unsent = plane, b"", b""
         self._selector.register(plane, selectors.EVENT_READ, self._ready)
-        self.say({"say": "supervisor", "pid": os.getpid(), "busy": False})
+        self.say(greeting)
         return True
 
     def say(self, message: dict[str, Any]) -> None:
         if self._plane is not None:
-            self._unsent += _line(message)
+            self._unsent += json.dumps(message).encode() + b"\n"
             self._flush()
         if len(self._unsent) > LINE_BYTES:  # the plane does not read
             self._disconnect()
@@ -254,10 +261,9 @@ class PlaneConnection:
         assert self._plane is not None
         try:
             self._unsent = self._unsent[self._plane.send(self._unsent) :]
-        except BlockingIOError:
-            pass
-        except OSError:  # it is gone, which the next read notices
-            self._unsent = b""
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # it is gone, which the next read notices
+                self._unsent = b""
         writing = selectors.EVENT_WRITE if self._unsent else 0
         self._selector.modify(self._plane, selectors.EVENT_READ | writing, self._ready)
 
@@ -273,20 +279,24 @@ class Supervisor:
     """Starts and signals what a plane asks for, and reports what becomes of it."""
 
     def __init__(self, listener: socket.socket, path: str) -> None:
-        self._listener = listener
-        self._path = Path(path)
+        self._listener, self._path = listener, Path(path)
         self._inode = self._path.stat().st_ino
         self._grace_s, self._stop_grace_s = GRACE_S, STOP_GRACE_S
-        self._alone_until: float | None = time.monotonic() + FIRST_VISIT_S
-        """None while a plane is connected."""
+        self._connected_until: float | None = now() + FIRST_VISIT_S
+        """With the grace time; None while a plane is connected."""
+        self._lease: EngineLease | None = None
+        self._epoch = 0
+        """Of the newest plane: an older one has nothing to say any more."""
         self._ends_by: float | None = None
         """When everything is killed; None until it is told to end."""
-        self._told_to_end = False
-        self._asks: dict[str, Callable[[dict[str, Any]], None]] = {
+        self.told_to_end = False
+        """Safe to set in a signal handler."""
+        self._asks: dict[str, Callable[[dict[str, Any]], object]] = {
             "hello": self._hello,
             "start": self._start,
             "signal": lambda message: self._children.signal(int(message["number"]), str(message["id"])),
             "list": self._list,
+            "renew": lambda message: self._lease and self._lease.renew(message["stamp"], message["lease_s"], now()),
             "end": lambda _: self._end(),
         }
         self._selector = selectors.DefaultSelector()
@@ -294,8 +304,8 @@ class Supervisor:
         self._plane = PlaneConnection(self._selector, self._obey, self._disconnected)
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept())
         self._woken, waker = socket.socketpair()
-        self._woken.setblocking(False)
-        waker.setblocking(False)
+        for end in (self._woken, waker):
+            end.setblocking(False)
         signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
         self._selector.register(self._woken, selectors.EVENT_READ, lambda _: self._woken.recv(PIECE))
 
@@ -310,62 +320,59 @@ class Supervisor:
                     key.data(events)
             for child in self._children.reap():
                 self._plane.say({"say": "exited", "id": child.name, "pid": child.pid, **(child.end or {})})
-                if not self._children.by_name and self._alone_until is not None:
-                    self._alone_until = time.monotonic()
+                if not self._children.by_name and self._connected_until is not None:
+                    self._connected_until = now()
             self._check_deadlines()
         _kill_orphans()
         self._plane.finish()
 
-    def end_soon(self) -> None:
-        """Safe to call from a signal handler."""
-        self._told_to_end = True
+    @property
+    def _alone_until(self) -> float | None:
+        return self._connected_until if self._lease is None else self._lease.ends
 
     def _timeout(self) -> float | None:
         groups = self._children.next_deadline()
-        times = [self._ends_by if self._ends_by is not None else self._alone_until, groups]
-        known = [at for at in times if at is not None]
-        if not known:
-            return None
-        return max(0.0, min(min(known) - time.monotonic(), 3600.0 if groups is None else 0.02))
+        known = [at for at in (self._ends_by or self._alone_until, groups) if at is not None]
+        return max(0.0, min(min(known) - now(), 3600.0 if groups is None else 0.02)) if known else None
 
     def _check_deadlines(self) -> None:
-        now = time.monotonic()
+        at = now()
         if self._ends_by is not None:
-            if now >= self._ends_by:
+            if at >= self._ends_by:
                 self._children.signal(signal.SIGKILL)
-                self._ends_by = now + GROUP_GRACE_S
-        elif self._told_to_end or (self._alone_until is not None and now >= self._alone_until):
+                self._ends_by = at + GROUP_GRACE_S
+        elif self.told_to_end or (self._alone_until is not None and at >= self._alone_until):
             self._end()
-
-    # The plane
 
     def _accept(self) -> None:
         if self._plane.accept(self._listener):
-            self._alone_until = None
+            self._connected_until = None
 
     def _disconnected(self) -> None:
         """Engines run on for a while, for the next plane."""
-        self._alone_until = time.monotonic() + (self._grace_s if self._children.by_name else 0.0)
+        self._connected_until = now() + (self._grace_s if self._children.by_name else 0.0)
 
     def _obey(self, line: bytes) -> None:
         try:
             message = json.loads(line)
+            if message.get("epoch", self._epoch) < self._epoch:
+                raise ValueError(f"a newer plane (epoch {self._epoch}) is in charge")
+            self._epoch = message.get("epoch", self._epoch)
             self._asks[message["ask"]](message)
         except Exception as error:  # no message may end the supervisor
             self._plane.say({"say": "confused", "why": f"{type(error).__name__}: {error}"})
 
     def _hello(self, message: dict[str, Any]) -> None:
-        grace_s, stop_grace_s = float(message["grace_s"]), float(message["stop_grace_s"])
-        if not (0.0 <= grace_s <= MAX_GRACE_S and 0.0 <= stop_grace_s <= MAX_GRACE_S):
+        times = float(message["grace_s"]), float(message["stop_grace_s"])
+        if not all(0.0 <= one <= MAX_GRACE_S for one in times):
             raise ValueError(f"grace_s and stop_grace_s must be between 0 and {MAX_GRACE_S:.0f}")
-        self._grace_s, self._stop_grace_s = grace_s, stop_grace_s
+        self._grace_s, self._stop_grace_s = times
+        if message.get("leased") and self._lease is None:
+            self._lease = EngineLease(now())
 
     def _list(self, message: dict[str, Any]) -> None:
-        running = [
-            {"id": child.name, "pid": child.pid, "born": child.born, "note": child.note}
-            for child in self._children.by_name.values()
-            if child.end is None
-        ]
+        children = [child for child in self._children.by_name.values() if child.end is None]
+        running = [{"id": one.name, "pid": one.pid, "born": one.born, "note": one.note} for one in children]
         self._plane.say({"say": "running", "instances": running})
 
     def _start(self, message: dict[str, Any]) -> None:
@@ -375,6 +382,8 @@ class Supervisor:
                 raise ValueError("it is running already")
             if self._ends_by is not None:
                 raise ValueError("everything is being stopped")
+            if self._lease is not None and not self._lease.holds(now()):
+                raise ValueError("no lease was granted, or it has ended")
             child = self._children.spawn(name, message)
         except Exception as error:  # each start is answered
             number = (isinstance(error, OSError) and error.errno) or 0
@@ -386,10 +395,10 @@ class Supervisor:
         """Accept no more planes, and stop everything."""
         if self._ends_by is not None:
             return
-        self._ends_by = time.monotonic() + self._stop_grace_s
-        with suppress(OSError):
+        self._ends_by = now() + self._stop_grace_s
+        with suppress(OSError):  # before closing: a path that exists leads to a listener
             if self._path.stat().st_ino == self._inode:  # else another supervisor listens here
-                self._path.unlink()  # before closing: a path that exists leads to a listener
+                self._path.unlink()
         self._selector.unregister(self._listener)
         self._listener.close()
         self._children.signal(signal.SIGTERM)
@@ -434,29 +443,24 @@ def _signal_group(pid: int, number: int) -> None:
 def _is_empty(group: int) -> bool:
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
 def _kill_orphans() -> None:
     """Kill processes that left their group and lost their parents: on Linux they are children of the supervisor."""
-    deadline = time.monotonic() + GROUP_GRACE_S
-    while time.monotonic() < deadline:
+    deadline, orphans = now() + GROUP_GRACE_S, ["first look"]
+    while orphans and now() < deadline:
         while _next_ended(()) is not None:
             pass
-        try:
+        orphans = []
+        with suppress(OSError):
             orphans = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-        except OSError:
-            return
-        if not orphans:
-            return
         for pid in map(int, orphans):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.01 if orphans else 0.0)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -475,10 +479,6 @@ def _die_with(supervisor: int) -> Callable[[], None]:
     return prepare
 
 
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -492,7 +492,7 @@ def main(listener: str, path: str) -> None:
     supervisor = Supervisor(socket.socket(fileno=int(listener)), path)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.end_soon())
+    signal.signal(signal.SIGTERM, lambda *_: setattr(supervisor, "told_to_end", True))
     supervisor.run()
 
 

@@ -1,0 +1,399 @@
+"""The engine processes of one worker, on the worker's side: started, stopped, watched and reaped through a supervisor.
+
+Enters: what to start, and signals, from the plane's side (`launches.py`). Leaves: reports of starts and ends, as plain
+data that may cross a network. The one rule: every process has an end that is reported, whatever dies: engine,
+supervisor or plane.
+
+The supervisor keeps what is known of a process as a note: the next plane adopts by these notes, and needs its store
+only for processes that have lost their supervisor. A process without a readable note that is not known is killed.
+"""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.http.pool import SHORTAGES
+from pointsman.runtimes.interface import BackgroundTasks, Timer
+from pointsman.runtimes.machine import supervisor_link
+from pointsman.runtimes.machine.logs import FOLDER, MAX_LINES, last_line, log_file, prune, written
+from pointsman.runtimes.machine.store import StoredProcess
+from pointsman.runtimes.machine.supervisor import now
+from pointsman.runtimes.machine.supervisor_link import (
+    MARK,
+    EngineProcess,
+    Report,
+    SupervisorLink,
+    SupervisorProcess,
+    SupervisorTerms,
+    clear,
+    open_supervisor,
+)
+
+HOST = "127.0.0.1"
+LEASE_RETRY_S = 0.1
+"""How often a worker without a lease looks whether it has one again."""
+RETRY_S = 1.0
+"""After a supervisor could not be started."""
+UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
+"""What the plane or the supervisor is short of when a process cannot be started, by error."""
+LOST = "its supervisor died, and took it along"
+SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
+"""Signals from outside: the last line of the log does not explain them."""
+
+
+class ProcessStart(msgspec.Struct, frozen=True):
+    """A process to start."""
+
+    process: StoredProcess
+    argv: tuple[str, ...]
+    env: dict[str, str | None]
+    """Changes to the environment of the worker; None removes a variable."""
+    folder: str
+    """Its working directory, if the worker has it."""
+
+
+class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
+    """The process of an instance runs."""
+
+    id: str
+    pid: int
+    born: str
+    folder: str = ""
+    """Where it runs, if that is not the folder that was asked for."""
+
+
+class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The process of an instance has ended, or was not started."""
+
+    id: str
+    why: str
+    errno: int = 0
+    """Why the system has refused to start it; 0 if it has not."""
+    code: int = 0
+    """Its exit code."""
+    lines: tuple[str, ...] = ()
+    """What it wrote, if it has failed."""
+    port_is_free: bool = True
+    folder: str = ""
+    """Where it was to run, if that is not the folder that was asked for."""
+
+
+WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
+
+
+class Ports:
+    """Free ports, a different one for each instance.
+
+    Another program may take a port before its instance listens: then the instance ends, and gets another port.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._taken: dict[str, int] = {}
+
+    def take(self, instance_id: str) -> int:
+        """A port for an instance, in place of the one that it had."""
+        taken = set(self._taken.values())
+        probes: list[socket.socket] = []
+        try:
+            while True:
+                probe = socket.socket()
+                probes.append(probe)  # kept open, so that the system offers another each time
+                probe.bind((self.host, 0))
+                port = int(probe.getsockname()[1])
+                if port not in taken:
+                    self._taken[instance_id] = port
+                    return port
+        finally:
+            for probe in probes:
+                probe.close()
+
+    def keep(self, instance_id: str, port: int) -> None:
+        self._taken[instance_id] = port
+
+    def release(self, instance_id: str) -> None:
+        self._taken.pop(instance_id, None)
+
+    def is_free(self, port: int) -> bool:
+        with suppress(OSError), socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((self.host, port))
+            return True
+        return False
+
+
+class WorkerTable:
+    """Processes that were started or are about to be, and are not known to have ended; with their ports and logs."""
+
+    def __init__(self, state: Path, host: str) -> None:
+        self.ports = Ports(host)
+        self.known: dict[str, StoredProcess] = {}
+        self.folders: dict[str, str] = {}
+        """Where processes run whose folder this worker does not have."""
+        self.state = state
+
+    def add(self, process: StoredProcess) -> None:
+        self.known[process.id] = process
+        self.ports.keep(process.id, process.port)
+
+    def started(self, process: EngineProcess) -> StoredProcess | None:
+        """The process runs as this pid; None if it is unknown."""
+        known = self.known.get(process.id)
+        if known is not None:
+            known = msgspec.structs.replace(known, pid=process.pid, born=process.born)
+            self.add(known)
+        return known
+
+    def remove(self, instance_id: str) -> StoredProcess | None:
+        """The process has ended. None if it is unknown."""
+        self.ports.release(instance_id)
+        self.folders.pop(instance_id, None)
+        return self.known.pop(instance_id, None)
+
+    def end_of(self, report: supervisor_link.ProcessExited) -> InstanceEnded:
+        """How a process ended, with what its adapter must know to tell whether another try may help."""
+        log, known = log_file(self.state, report.id), self.known.get(report.id)
+        end = InstanceEnded(id=report.id, why=_exit_reason(report, log), code=report.code or 0)
+        if not report.code or known is None:
+            return end
+        lines = tuple(written(log, MAX_LINES, MAX_LINES))
+        return msgspec.structs.replace(end, lines=lines, port_is_free=self.ports.is_free(known.port))
+
+
+class Processes:
+    def __init__(
+        self,
+        state: Path,
+        report: Callable[[WorkerReport], None],
+        tasks: BackgroundTasks,
+        terms: SupervisorTerms,
+        host: str = HOST,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`state`: a folder of the worker. `host`: where its processes listen. `environment`: before changes."""
+        self.table = WorkerTable(state, host)
+        self.problem = ""
+        """Why there is no supervisor; empty if there is one."""
+        self._state = state
+        self._report = report
+        self._tasks = tasks
+        self._terms = terms
+        self._environment = environment
+        self.supervisor: SupervisorLink | None = None
+        """None while there is none."""
+        self.renewal: dict[str, Any] = {}
+        """The last renewal of the lease, for the next supervisor; empty if there is no lease."""
+        self._known_supervisor: SupervisorProcess | None = None
+        """The last that was there."""
+        self._is_lost = False
+        """It has hung up, and its processes are not accounted for."""
+        self._held: dict[str, Callable[[SupervisorLink], None]] = {}
+        """Launches that wait for a supervisor, or for a stranger of the same name to end."""
+        self._strangers: dict[str, int] = {}
+        """Processes that are not known, by name: they are being killed."""
+        self._signals: dict[str, signal.Signals] = {}
+        """The last signal of each process, while there is no supervisor to pass it on."""
+        self._replacing: Timer | None = None
+
+    async def open(self, known: Iterable[StoredProcess]) -> list[StoredProcess]:
+        """Find or start the supervisor. Returns what still runs from an earlier plane; of what that plane knew, nothing
+        else is left."""
+        for process in known:
+            self.table.add(process)
+        with suppress(OSError):  # without it there are no logs, which `prune` and the supervisor take
+            (self._state / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        prune(self._state, self.table.known)
+        try:
+            _, ended = await self._connect(is_first=True)
+        except OSError as error:
+            why = f"{error.strerror or error}: {error.filename or self._state}"
+            raise PointsmanError(f"no supervisor can be started ({why}); choose another --state") from error
+        for process in ended:
+            self.table.remove(process.id)
+        return sorted(self.table.known.values(), key=lambda one: one.id)
+
+    def start(self, start: ProcessStart) -> None:
+        """Reported: `InstanceStarted`, and later `InstanceEnded`; or only that."""
+        process = start.process
+        self.table.add(process)
+        note = msgspec.json.encode(process).decode()
+        env = _environment(self._environment, start.env) | {MARK: process.id}
+        folder = start.folder
+        if not Path(folder).is_dir():
+            folder = self.table.folders[process.id] = str(self._state)
+        log = log_file(self._state, process.id)
+        self._held[process.id] = lambda link: link.start(process.id, start.argv, env, folder, log, note)
+        self._start_held()
+
+    def stop(self, instance_id: str, *, kill: bool) -> None:
+        """Signal the whole process group. A launch that waits for a supervisor is dropped."""
+        number = signal.SIGKILL if kill else signal.SIGTERM
+        if self._held.pop(instance_id, None) is not None:
+            self._ended(InstanceEnded(id=instance_id, why="it was stopped before it was started"))
+        elif instance_id not in self.table.known:
+            self._report(InstanceEnded(id=instance_id, why="it has no process"))
+        elif self.supervisor is not None:
+            self.supervisor.signal(instance_id, number)
+        else:
+            self._signals[instance_id] = number
+
+    async def close(self) -> None:
+        """End whatever is left, and the supervisor."""
+        if self._replacing is not None:
+            self._replacing.cancel()
+        if self.supervisor is not None:
+            supervisor, self.supervisor = self.supervisor, None
+            await supervisor.end()
+        for process in list(self.table.known.values()):
+            await _clear(process)
+            self.table.remove(process.id)
+
+    # The supervisor
+
+    async def _connect(self, *, is_first: bool = False) -> tuple[list[StoredProcess], list[StoredProcess]]:
+        """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run.
+        `is_first`: its notes are newer than what is known."""
+        supervisor, running = await open_supervisor(self._state, self._terms, before=self._known_supervisor)
+        self._known_supervisor = supervisor.process
+        for noted in filter(None, map(_noted, running)) if is_first else ():
+            self.table.add(noted)
+        by_name = {one.id: one for one in running}
+        found, ended = [], []
+        for known in list(self.table.known.values()):
+            process = by_name.get(known.id)
+            if process is not None and known.pid in (None, process.pid):
+                started = self.table.started(process)
+                found += [started] if known.pid is None and started is not None else []
+            elif known.id not in self._held:
+                await _clear(known)
+                ended.append(known)
+        pids = {process.id: process.pid for process in self.table.known.values()}
+        self._strangers = {one.id: one.pid for one in running if pids.get(one.id) != one.pid}
+        for stranger in self._strangers:
+            supervisor.signal(stranger, signal.SIGKILL)
+        signals, self._signals = self._signals, {}
+        for instance_id, number in signals.items():
+            supervisor.signal(instance_id, number)
+        if self.renewal:
+            supervisor.ask(**self.renewal)
+        self.supervisor = supervisor
+        self.problem = ""
+        supervisor.listen(self._reported, self._lost)
+        return found, ended
+
+    def _lost(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor, self._is_lost = None, True
+            self.problem = "the supervisor of the engine processes is gone; another is being started"
+            if self._replacing is not None:
+                self._replacing.cancel()
+            self._replacing = self._tasks.complete("supervisor replacement", self._replace)
+
+    async def _replace(self) -> None:
+        """If the old one is dead, so are its processes. If it only hung up, nothing is lost."""
+        if self._is_lost and self._known_supervisor is not None and await _has_ended(self._known_supervisor):
+            for process in [one for one in self.table.known.values() if one.id not in self._held]:
+                await _clear(process)
+                self._ended(InstanceEnded(id=process.id, why=LOST))
+        self._is_lost = False
+        while self.supervisor is None:
+            if self._terms.leased and self.renewal.get("stamp", 0.0) + self.renewal.get("lease_s", 0.0) < now():
+                self.problem = "its lease has ended, and everything with it"
+                await asyncio.sleep(LEASE_RETRY_S)  # another supervisor would end at once
+                continue
+            try:
+                found, ended = await self._connect()
+            except (PointsmanError, OSError) as error:
+                self.problem = f"no supervisor can be started: {error}"
+                await asyncio.sleep(RETRY_S)
+                continue
+            for process in found:
+                self._report(InstanceStarted(process.id, process.pid or 0, process.born))
+            for process in ended:
+                self._ended(InstanceEnded(id=process.id, why=LOST))
+        self._start_held()
+
+    def _start_held(self) -> None:
+        if self.supervisor is not None:
+            for instance_id in [one for one in self._held if one not in self._strangers]:
+                self._held.pop(instance_id)(self.supervisor)
+
+    def _reported(self, report: Report) -> None:
+        try:
+            self._take_in(report)
+        except Exception as error:  # a defect of ours: connect again, and compare what runs with what is known
+            self._tasks.failed("supervisor reports", error)
+            if self.supervisor is not None:
+                self.supervisor.hang_up()
+
+    def _take_in(self, report: Report) -> None:
+        match report:
+            case supervisor_link.ProcessStarted():
+                if self.table.started(EngineProcess(report.id, report.pid, report.born)) is not None:
+                    folder = self.table.folders.get(report.id, "")
+                    self._report(InstanceStarted(report.id, report.pid, report.born, folder))
+            case supervisor_link.ProcessFailed():
+                folder = self.table.folders.get(report.id, "")
+                self._ended(InstanceEnded(id=report.id, why=report.why, errno=report.errno, folder=folder))
+            case supervisor_link.ProcessExited() if self._strangers.get(report.id) == report.pid:
+                del self._strangers[report.id]
+                self._start_held()
+            case supervisor_link.ProcessExited():
+                self._ended(self.table.end_of(report))
+            case supervisor_link.Confused():
+                self.problem = f"the plane and its supervisor did not understand each other: {report.why}"
+
+    def _ended(self, end: InstanceEnded) -> None:
+        self._signals.pop(end.id, None)
+        if self.table.remove(end.id) is not None:
+            self._report(end)
+
+
+def _noted(process: EngineProcess) -> StoredProcess | None:
+    """What the plane that started a process knew of it; None if that is unreadable."""
+    try:
+        noted = msgspec.json.decode(process.note, type=StoredProcess)
+    except msgspec.MsgspecError:
+        return None
+    return msgspec.structs.replace(noted, pid=process.pid, born=process.born) if noted.id == process.id else None
+
+
+async def _clear(process: StoredProcess) -> None:
+    """Kill what is left of the group of a process that has lost its supervisor."""
+    if process.pid is not None:
+        await clear(process.id, process.pid, process.born)
+
+
+def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
+    line = last_line(log)
+    if report.signal is None:
+        return f"exit code {report.code}: {line}" if line else f"exit code {report.code}"
+    try:
+        name = signal.Signals(report.signal).name
+    except ValueError:
+        name = f"signal {report.signal}"
+    return f"killed by {name}: {line}" if line and report.signal not in SILENT_SIGNALS else f"killed by {name}"
+
+
+async def _has_ended(supervisor: SupervisorProcess) -> bool:
+    """Whether it ends within 0.1 s of hanging up."""
+    for _ in range(20):
+        if not supervisor.lives:
+            return True
+        await asyncio.sleep(0.005)
+    return False
+
+
+def _environment(ours: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """An environment with an engine's additions; None removes a variable."""
+    merged = {"PYTHONUNBUFFERED": "1", **ours, **changes}  # so that a Python engine's last output is in the log
+    return {name: value for name, value in merged.items() if value is not None}

@@ -1,0 +1,285 @@
+"""The only place that knows Ray: connecting, nodes, actors, and what is booked with Ray's scheduler.
+
+Everything that may wait for Ray is called on a thread; calls of actors are awaited on the event loop.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pointsman.errors import NotStored, PointsmanError
+from pointsman.parameters import quantity
+from pointsman.placement.asks import Claim, Place
+from pointsman.placement.gpu_models import known_gpu
+from pointsman.runtimes.ray.keeper import Keeper
+from pointsman.runtimes.ray.node import NodeAgent
+from pointsman.types import Gpu, Worker
+
+HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""For a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See docs/ray.md."""
+LOOPBACK = "127.0.0.2"
+"""Of a cluster that we start: Ray takes 127.0.0.1 for the address of the machine."""
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Of a cluster that we start: values do not go through Ray."""
+STOP_GRACE_S = 1.0
+"""From SIGTERM to SIGKILL when the lease of a node is over."""
+BOOKED_S = 5.0
+"""How long Ray may take to book what an instance uses."""
+SAVED_S = 2.0
+GPU_MEMORY_LABEL = "pointsman.io/gpu-memory"
+"""Of a Ray node whose GPUs no driver describes, such as 24Gi."""
+BOOKING = "pointsman-"
+
+
+class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a plane uses a cluster."""
+
+    address: str = ""
+    """Of its head, host:port; empty: a cluster on this machine is started, and ended with the plane."""
+    namespace: str = "pointsman"
+    """One plane per namespace."""
+    storage: str = ""
+    """A folder that all nodes reach, for the state; empty: it is lost with the node that holds it."""
+    lease_s: float = 3.0
+    """A node that hears nothing from the plane for this long ends its engines."""
+    orphan_grace_s: float = 60.0
+    """How long engines live on without a plane."""
+    node_state: str = "~/.local/state/pointsman/nodes"
+    """The folder of sockets and logs on each node."""
+
+
+class NoAnswer(PointsmanError):
+    """Ray, or an actor, cannot be reached."""
+
+
+class Late(NoAnswer):
+    """An actor has not answered in time. It may be there."""
+
+
+async def called(method: Any, *args: Any, limit_s: float) -> Any:
+    """The answer of an actor. Raises `NoAnswer`, or what the method raised."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await method.remote(*args)
+    except TimeoutError:
+        raise Late(f"no answer within {limit_s:g} s") from None
+    except Exception as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, PointsmanError | OSError):
+            raise cause from None
+        raise NoAnswer(_first_line(error)) from error
+
+
+class NotBooked(PointsmanError):
+    """Ray has not booked what an instance uses: other jobs have it."""
+
+
+class RayNode(msgspec.Struct, frozen=True):
+    """A node of the cluster that is there."""
+
+    id: str
+    name: str
+    host: str
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    def worker(self, seen: Worker) -> Worker:
+        """As Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
+        number = int(self.resources.get("GPU", 0))
+        labels = {name: value for name, value in self.labels.items() if name != "ray.io/node-id"}
+        cpus = self.resources.get("CPU", 0.0)
+        gpus = seen.gpus[:number] if len(seen.gpus) >= number else self._undetected(number)
+        return msgspec.structs.replace(seen, name=self.name, cpus=cpus, gpus=gpus, labels=labels)
+
+    def _undetected(self, number: int) -> tuple[Gpu, ...]:
+        kind = next((one.partition(":")[2] for one in self.resources if one.startswith("accelerator_type:")), "")
+        known = known_gpu(kind) if kind else None
+        size = quantity(self.labels[GPU_MEMORY_LABEL]) if GPU_MEMORY_LABEL in self.labels else 0
+        size = size or (0 if known is None else known.memory_bytes)
+        return tuple(Gpu(index=index, memory_bytes=size, model=kind) for index in range(number)) if size else ()
+
+    def problem(self, seen: Worker) -> str:
+        """What to do about GPUs that cannot be used; empty if there are none."""
+        number = int(self.resources.get("GPU", 0))
+        if len(self.worker(seen).gpus) >= number:
+            return ""
+        return (
+            f"Ray node {self.name} has {number} GPUs of unknown memory, which are not used: install nvidia-ml-py "
+            f"there, or start it with --labels {GPU_MEMORY_LABEL}=24Gi"
+        )
+
+
+class RayCluster:
+    """A connection to Ray. `connect` first; then the others."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        self.settings = settings
+        self.address = settings.address
+        self.host = ""
+        """Of the node that the plane runs on."""
+        self.bookings = Bookings()
+        self._ray: Any = None
+        self._is_ours = not settings.address
+        self._keeper: Any = None
+
+    async def connect(self) -> None:
+        """Join the cluster; without an address, start one on this machine. Raises `PointsmanError`."""
+        try:
+            import ray
+        except ImportError as error:
+            raise PointsmanError(
+                f"the Ray runtime needs packages that are not installed ({error.name}); "
+                "run: pip install 'pointsman[ray]'"
+            ) from error
+        self._ray = ray
+        try:
+            await asyncio.to_thread(self._init)
+        except Exception as error:  # of many kinds
+            where = self.settings.address or "on this machine"
+            raise PointsmanError(f"no Ray cluster can be used at {where}: {_first_line(error)}") from error
+
+    def _init(self) -> None:
+        settings: dict[str, Any] = {"address": self.settings.address}
+        if self._is_ours:
+            os.environ.update({name: os.environ.get(name, value) for name, value in HEALTH_CHECKS.items()})
+            settings = {
+                "address": "local",
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_node_ip_address": LOOPBACK,
+            }
+        elif self.settings.address.startswith("127."):
+            settings["_node_ip_address"] = self.settings.address.partition(":")[0]
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of signals that the plane handles
+        namespace = self.settings.namespace
+        context = self._ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **settings)
+        self.address = context.address_info["gcs_address"]
+        self.host = context.address_info["node_ip_address"]
+
+    async def disconnect(self) -> None:
+        if self._ray is not None:
+            await asyncio.to_thread(self._ray.shutdown)
+
+    # Nodes
+
+    async def nodes(self) -> list[RayNode]:
+        """Those that Ray believes to be alive. Raises `NoAnswer`."""
+        try:
+            found = await asyncio.to_thread(self._ray.nodes)
+        except Exception as error:  # of many kinds
+            raise NoAnswer(_first_line(error)) from error
+        return [
+            RayNode(
+                one["NodeID"], one["NodeName"], one["NodeManagerAddress"], one["Resources"], one.get("Labels") or {}
+            )
+            for one in found
+            if one["Alive"]
+        ]
+
+    def agent(self, node: RayNode) -> Any:
+        """The actor of a node; made if there is none."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        folder = f"{self.settings.node_state}/{self.settings.namespace}/{node.name}"
+        return self._actor(NodeAgent, f"node-{node.name}", NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
+            node.name, folder, node.host, STOP_GRACE_S
+        )
+
+    async def keeper(self) -> Any:
+        """The actor that keeps the state; made if there is none, on the node of the plane if possible."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = next((one.id for one in await self.nodes() if one.host == self.host), None)
+        pinned = None if here is None else NodeAffinitySchedulingStrategy(here, soft=True)
+        settings = self.settings
+        made = self._actor(Keeper, "keeper", pinned, max_restarts=-1)
+        self._keeper = made.remote(settings.storage, settings.orphan_grace_s, settings.lease_s, STOP_GRACE_S)
+        return self._keeper
+
+    def _actor(self, kind: type, name: str, pinned: Any, **more: Any) -> Any:
+        return self._ray.remote(kind).options(
+            name=name,
+            namespace=self.settings.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=0,
+            scheduling_strategy=pinned,
+            **more,
+        )
+
+    async def end(self, actor: Any) -> None:
+        """Kill an actor."""
+        await asyncio.to_thread(self._ray.kill, actor)
+
+    def save_now(self, epoch: int, number: int, image: bytes) -> None:
+        """Wait until the keeper has an image of the store. Raises `NotStored`."""
+        try:
+            self._ray.get(self._keeper.save.remote(epoch, number, image), timeout=SAVED_S)
+        except Exception as error:  # of Ray, or of the storage
+            raise NotStored(f"nothing was changed, because the state cannot be stored: {_first_line(error)}") from error
+
+
+class Bookings:
+    """What is booked with Ray, so that other jobs stay off it: a placement group for each instance with a place."""
+
+    async def book(self, instance_id: str, place: Place, nodes: Mapping[str, RayNode]) -> None:
+        """Book what an instance takes of its workers. Raises `NotBooked`."""
+        await asyncio.to_thread(_book, instance_id, place, nodes)
+
+    async def free(self, instance_id: str) -> None:
+        """Let others have it."""
+        await asyncio.to_thread(_free, instance_id)
+
+
+def _book(instance_id: str, place: Place, nodes: Mapping[str, RayNode]) -> None:
+    from ray.util.placement_group import placement_group, placement_group_table
+
+    bundles = [bundle(place, nodes[worker]) for worker in place.workers]
+    _free(instance_id)
+    group = placement_group(bundles, strategy="PACK", name=f"{BOOKING}{instance_id}", lifetime="detached")
+    if not group.wait(BOOKED_S):
+        state = placement_group_table(group)["stats"]["scheduling_state"]
+        _free(instance_id)
+        wanted = "; ".join(f"{amount:g} {name}" for one in bundles for name, amount in one.items())
+        raise NotBooked(f"Ray does not have {wanted} free ({state.lower()}): other jobs use it; see: ray status")
+
+
+def _free(instance_id: str) -> None:
+    from ray.util.placement_group import get_placement_group, remove_placement_group
+
+    try:
+        group = get_placement_group(f"{BOOKING}{instance_id}")
+    except ValueError:  # there is none
+        return
+    remove_placement_group(group)
+
+
+def bundle(place: Place, node: RayNode) -> dict[str, float]:
+    """What Ray is to book on a node: whole GPUs, or the share of one."""
+    claims = [claim for claim in place.claims if claim.worker == node.name]
+    shares = [_share(claim) for claim in claims if claim.gpu is not None]
+    gpus = float(len(shares)) if len(shares) != 1 else min(max(round(shares[0], 4), 0.01), 1.0)
+    amounts = {"GPU": gpus, "CPU": float(sum(claim.cpus for claim in claims))}
+    return {f"node:{node.host}": 0.001, **{name: amount for name, amount in amounts.items() if amount}}
+
+
+def _share(claim: Claim) -> float:
+    if claim.exclusive or not claim.gpu_total_bytes:
+        return 1.0
+    return claim.gpu_share or claim.gpu_bytes / claim.gpu_total_bytes
+
+
+def _first_line(error: BaseException) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [""]
+    return f"{type(cause).__name__}: {lines[-1] if lines[-1] else lines[0]}"

@@ -1,0 +1,356 @@
+"""The nodes of the cluster, on the plane's side: one link each, which renews the lease and fetches reports.
+
+Enters: what Ray says of nodes, and answers of their actors. Leaves: workers that are seen and lost, and reports. The
+one rule: a node that does not answer is lost only when its lease is over, whichever plane has granted it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pointsman.control.events import RequestsFail, WorkerLost, WorkerSeen
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.interface import BackgroundTasks, Tell
+from pointsman.runtimes.machine.processes import InstanceEnded, InstanceStarted, WorkerReport
+from pointsman.runtimes.machine.store import StoredProcess
+from pointsman.runtimes.ray.cluster import STOP_GRACE_S, Late, NoAnswer, RayCluster, RayNode, called
+from pointsman.runtimes.ray.keeper import BEAT_S, TAKEN_S, KeptState, PlaneRuns
+from pointsman.runtimes.ray.leases import MARGIN_S, NodeLease
+from pointsman.runtimes.ray.node import NodeAnswer, NodeOpened, OlderPlane
+from pointsman.types import Worker
+
+ANSWER_S = 1.0
+"""A node that does not answer a poll within this is silent."""
+OPEN_S = 30.0
+"""How long the actor of a node may take to start."""
+LOOK_S = 0.5
+"""How often Ray is asked for its nodes."""
+RETRY_S = 0.2
+
+
+class Authority:
+    """The plane's right to rule the cluster: its epoch, from the keeper, which hears of it all the time."""
+
+    def __init__(self, cluster: RayCluster, plane: str, tasks: BackgroundTasks) -> None:
+        """`plane`: which one this is, for operators, such as host:pid."""
+        self.epoch = 0
+        self.gateway = ""
+        """Where replicas on any node reach the gateway of this plane."""
+        self.problem = ""
+        self.agents: dict[str, Any] = {}
+        """By worker: those that the keeper renews if this plane dies."""
+        self.outruled = False
+        """Another plane rules the cluster."""
+        self._cluster, self._plane, self._tasks = cluster, plane, tasks
+        self.keeper: Any = None
+        self._heard_at = time.monotonic()
+        self.retaken: Callable[[], None] = lambda: None
+        """Called when the keeper has lost the state."""
+
+    async def take(self) -> KeptState:
+        """Raises `PlaneRuns` if another plane is alive."""
+        self.keeper = await self._cluster.keeper()
+        limit = time.monotonic() + 2 * TAKEN_S
+        while True:
+            try:
+                kept: KeptState = await self.ask("take", self._plane)
+                break
+            except PlaneRuns:
+                if time.monotonic() > limit:
+                    raise
+                await asyncio.sleep(RETRY_S)  # it may have been killed a moment ago
+        self.epoch, self._heard_at = kept.epoch, time.monotonic()
+        return kept
+
+    async def ask(self, method: str, *args: Any, limit_s: float = OPEN_S) -> Any:
+        return await called(getattr(self.keeper, method), *args, limit_s=limit_s)
+
+    async def beat(self) -> None:
+        """Say that this plane lives, for ever."""
+        while not self.outruled:
+            try:
+                await self.ask("beat", self.epoch, self._plane, self.agents, limit_s=ANSWER_S)
+                self._heard_at, self.problem = time.monotonic(), ""
+            except PlaneRuns:
+                await self._retake()
+            except NoAnswer as error:
+                self.problem = f"the keeper of the state does not answer: {error}"
+            await asyncio.sleep(BEAT_S)
+        await asyncio.Event().wait()
+
+    async def _retake(self) -> None:
+        """The keeper knows another epoch: it was restarted without a storage, or another plane rules."""
+        try:
+            self.epoch = (await self.ask("take", self._plane, limit_s=ANSWER_S)).epoch
+        except PlaneRuns as error:
+            self.outruled, self.problem = True, f"{error}; this one does nothing any more: stop it"
+            return
+        self.retaken()
+
+    async def leave(self) -> None:
+        """This plane has ended everything."""
+        await self.ask("leave", self.epoch, limit_s=ANSWER_S)
+        await self._cluster.end(self.keeper)
+
+    async def until_released(self, worker: str) -> float:
+        """Seconds until a worker does not live by leases of the keeper any more."""
+        try:
+            left: float = await self.ask("release", self.epoch, worker, limit_s=ANSWER_S)
+            return left
+        except PointsmanError:
+            # It may be cut off together with the node, and renew its lease until it gives up.
+            return max(self._heard_at + self.longest_s - time.monotonic(), RETRY_S)
+
+    @property
+    def longest_s(self) -> float:
+        """How long after its last beat what a plane has started may run."""
+        settings = self._cluster.settings
+        return settings.orphan_grace_s + 2 * settings.lease_s + STOP_GRACE_S + MARGIN_S
+
+    @property
+    def may_grant(self) -> bool:
+        """Whether the keeper has heard of this plane lately. If not, another plane may rule."""
+        return time.monotonic() - self._heard_at < self._cluster.settings.orphan_grace_s
+
+
+class NodeLink:
+    """One worker, while Ray has a node of its name or its lease is not over."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: RayCluster,
+        authority: Authority,
+        report: Callable[[WorkerReport], None],
+        tell: Tell,
+        known: tuple[StoredProcess, ...],
+    ) -> None:
+        """`known`: what an earlier plane has left there, as far as the store knows."""
+        self.name = name
+        self.node: RayNode | None = None
+        """None: Ray does not have it now."""
+        self.last_node: RayNode | None = None
+        self.problem = ""
+        self.worker: Worker | None = None
+        """As it was last seen; None: it is not there."""
+        self.running = known
+        """What this plane found there."""
+        self.instances = {one.id for one in known}
+        """What runs there, or is about to."""
+        self.opened = asyncio.Event()
+        """It has answered once."""
+        self.silent_since: float | None = None
+        self.ended = False
+        self.see: Callable[[Worker], Worker] = lambda worker: worker
+        """What the manifest adds to a worker."""
+        self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
+        self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
+        if known:  # under leases of an earlier plane
+            self._lease.over_at = time.monotonic() + authority.longest_s
+        self._agent: Any = None
+        self.adopts = True
+        """This plane has just started: whatever runs there is its own. Else, only what it knows."""
+        self._after = 0
+        self._stops: dict[str, bool] = {}
+        """Signals that may not have arrived: whether to kill."""
+
+    async def run(self) -> None:
+        """Serve the node until it is lost."""
+        while not self.ended and not self._authority.outruled:
+            try:
+                if self._agent is None:
+                    await self._open()
+                await self._poll()
+                continue
+            except OlderPlane as error:
+                self._authority.outruled, self._authority.problem = True, str(error)
+                break
+            except PointsmanError as error:
+                self._fell_silent(error)
+            if await self._is_over():
+                self._lose()
+            await asyncio.sleep(RETRY_S)
+
+    async def _open(self) -> None:
+        node = self.node
+        if node is None:
+            raise NoAnswer("Ray does not have it any more")
+        agent, epoch = self._cluster.agent(node), self._authority.epoch
+        keep = None if self.adopts else tuple(self.instances)
+        limit_s = OPEN_S if self.worker is None else ANSWER_S
+        gateway = self._authority.gateway
+        opened: NodeOpened = await called(agent.open, epoch, self.running, keep, gateway, limit_s=limit_s)
+        self._lease = NodeLease(self._cluster.settings.lease_s, STOP_GRACE_S)  # older planes have no say there now
+        for _ in range(2):  # the second grants the lease, before anything is started
+            stamp, lease_s = self._lease.echo(), self._lease.lease_s
+            answer: NodeAnswer = await called(agent.poll, epoch, stamp, lease_s, None, limit_s=ANSWER_S)
+            self._lease.heard(answer.stamp, time.monotonic())
+        self._agent, self._after, self.last_node, self.silent_since = agent, 0, node, None
+        self._authority.agents[self.name] = agent
+        there = {one.id: one for one in opened.running}
+        if self.adopts:
+            self.running, self.instances = opened.running, set(there)
+        self.seen(opened.worker)
+        for gone in sorted(self.instances - there.keys()):
+            self._report(InstanceEnded(id=gone, why=f"it did not run any more when {self.name} answered again"))
+        for one in [one for one in opened.running if one.pid is not None and not self.adopts]:
+            self._report(InstanceStarted(one.id, one.pid or 0, one.born))  # its report may have been lost
+        for instance_id, kill in list(self._stops.items()):
+            await self.stop(instance_id, kill=kill)
+        self.opened.set()
+
+    async def _poll(self) -> None:
+        stamp = self._lease.echo() if self._authority.may_grant else None
+        epoch, lease_s = self._authority.epoch, self._lease.lease_s
+        answer: NodeAnswer = await called(self._agent.poll, epoch, stamp, lease_s, self._after, limit_s=ANSWER_S)
+        self._lease.heard(answer.stamp, time.monotonic())
+        self.silent_since = None
+        for number, report in answer.reports:
+            self._after = max(self._after, number)
+            self._report(report)
+        self.problem = answer.problem and f"on {self.name}: {answer.problem}"
+        if not self.problem and self.worker is not None and self.last_node is not None:
+            self.problem = self.last_node.problem(self.worker)
+
+    def _fell_silent(self, error: PointsmanError) -> None:
+        if not isinstance(error, Late):
+            self._agent = None  # it is gone: find or make another
+        if self.silent_since is None:
+            self.silent_since = time.monotonic()
+            for instance_id in sorted(self.instances):  # no new requests are sent there, before it is lost
+                self._tell(RequestsFail(instance_id, f"its worker {self.name} does not answer"))
+        silent_s = time.monotonic() - self.silent_since
+        self.problem = f"worker {self.name} has not answered for {silent_s:.0f} s: {error}"
+
+    async def _is_over(self) -> bool:
+        """Whether nothing runs there any more. A node that is only slow comes back before that."""
+        if self._lease.until_over(time.monotonic()):
+            return False
+        self._authority.agents.pop(self.name, None)
+        left_s = await self._authority.until_released(self.name)
+        if left_s:
+            self.problem += f"; what it runs ends within {left_s:.0f} s"
+        return not left_s
+
+    def _lose(self) -> None:
+        gone, self.instances, self._agent, self.adopts = sorted(self.instances), set(), None, False
+        self._stops.clear()
+        if self.worker is not None:
+            self.worker = None
+            self._tell(WorkerLost(self.name, self.problem))
+        for instance_id in gone:
+            self._report(InstanceEnded(id=instance_id, why=f"its worker {self.name} was lost"))
+        self.ended = self.node is None
+
+    def seen(self, worker: Worker) -> None:
+        """The node was looked at."""
+        self.worker = worker
+        if self.last_node is not None:
+            self._tell(WorkerSeen(self.see(self.last_node.worker(worker))))
+
+    # What is asked of the node
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        return self.worker is not None and self.silent_since is None
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Call the actor, with the epoch. Raises `NoAnswer`, or what the method raised."""
+        if self._agent is None:
+            raise NoAnswer(f"worker {self.name} does not answer")
+        return await called(getattr(self._agent, method), self._authority.epoch, *args, limit_s=OPEN_S)
+
+    async def stop(self, instance_id: str, *, kill: bool) -> None:
+        self._stops[instance_id] = kill
+        try:
+            await self.ask("stop", instance_id, kill)
+        except NoAnswer:
+            return  # it is sent again when the node answers again
+        self._stops.pop(instance_id, None)
+
+    async def close(self) -> None:
+        """End everything there, and the actor. A node that does not answer ends by itself when its lease is over."""
+        self.ended, agent = True, self._agent
+        try:
+            await self.ask("close")
+            await self._cluster.end(agent)
+        except PointsmanError:
+            await asyncio.sleep(self._lease.until_over(time.monotonic()))
+
+
+class NodeLinks:
+    """All links, and what Ray says of nodes."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        authority: Authority,
+        report: Callable[[WorkerReport], None],
+        tell: Tell,
+        tasks: BackgroundTasks,
+    ) -> None:
+        self.links: dict[str, NodeLink] = {}
+        self.problem = ""
+        self.see: Callable[[Worker], Worker] = lambda worker: worker
+        self._cluster, self._authority, self._report, self._tell, self._tasks = cluster, authority, report, tell, tasks
+        self._running: dict[str, Any] = {}
+
+    def of(self, instance_id: str) -> NodeLink | None:
+        """Where an instance runs, or is about to; None: nowhere."""
+        return next((one for one in self.links.values() if instance_id in one.instances), None)
+
+    def up(self) -> list[NodeLink]:
+        """Those that answer."""
+        return [one for one in self.links.values() if one.is_up]
+
+    async def measure(self) -> None:
+        """Look at every node again."""
+        for link in self.up():
+            try:
+                link.seen(await link.ask("look"))
+            except PointsmanError:
+                continue  # its link notices
+
+    async def watch(self) -> None:
+        """Ask Ray for its nodes, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        try:
+            found = await self._cluster.nodes()
+        except NoAnswer as error:
+            self.problem = f"Ray does not tell its nodes: {error}"
+            return
+        names = [one.name for one in found]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        self.problem = f"two Ray nodes are called {twice[0]}; start one with --node-name" if twice else ""
+        there = {one.name: one for one in reversed(found)}
+        for name, link in list(self.links.items()):
+            link.node = there.get(name)
+            if link.ended:
+                self._drop(name)
+        for name, node in there.items():
+            if name not in self.links:
+                self.add(name).node = node
+
+    def add(self, name: str, known: tuple[StoredProcess, ...] = ()) -> NodeLink:
+        link = NodeLink(name, self._cluster, self._authority, self._report, self._tell, known)
+        link.see = lambda worker: self.see(worker)
+        self.links[name] = link
+        self._running[name] = self._tasks.complete("node links", link.run)
+        return link
+
+    def _drop(self, name: str) -> None:
+        self._authority.agents.pop(name, None)
+        self.links.pop(name, None)
+        self._running.pop(name).cancel()
+
+    async def close(self) -> None:
+        running, self._running = self._running, {}
+        for one in running.values():
+            one.cancel()
+        await asyncio.gather(*(link.close() for link in self.links.values()))

@@ -1,0 +1,172 @@
+"""One node of the cluster, on its own side: an actor that is pinned to it, and talks to the supervisor of its engines.
+
+Enters: calls of the plane, each with the plane's epoch. Leaves: reports, which the plane fetches by long polls. The one
+rule: the actor holds nothing that must survive it: engines are children of the supervisor, which runs in a session of
+its own and ends them when the lease is over, whatever becomes of actor and raylet.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.machine.detection import detect
+from pointsman.runtimes.machine.logs import find_log, tail
+from pointsman.runtimes.machine.processes import Processes, ProcessStart, WorkerReport
+from pointsman.runtimes.machine.store import StoredProcess
+from pointsman.runtimes.machine.supervisor import now
+from pointsman.runtimes.machine.supervisor_link import SupervisorTerms
+from pointsman.runtimes.tasks import Tasks
+from pointsman.types import Worker
+
+POLL_S = 0.3
+"""How long a poll waits for a report: the lease is renewed about as often."""
+OURS = ("RAY_", "PYTHONBREAKPOINT")
+"""Variables of the raylet that are not for engines."""
+
+
+class OlderPlane(PointsmanError):
+    """A newer plane is in charge of this node."""
+
+
+class NodeAnswer(msgspec.Struct, frozen=True):
+    """What a poll brings."""
+
+    stamp: float
+    """The node's clock."""
+    reports: tuple[tuple[int, WorkerReport], ...]
+    """Numbered, oldest first, until a later poll says that they have arrived."""
+    problem: str = ""
+
+
+class NodeOpened(msgspec.Struct, frozen=True):
+    running: tuple[StoredProcess, ...]
+    worker: Worker
+    """As the node sees itself; its GPUs are those that drivers report."""
+    python: str
+    pid: int
+
+
+class NodeAgent:
+    """Made by the plane, once per node; every plane that comes later finds it by its name."""
+
+    def __init__(self, name: str, folder: str, host: str, stop_grace_s: float) -> None:
+        """`folder`: for socket and logs. `host`: where engines listen."""
+        self._name, self._folder, self._host = name, Path(folder).expanduser(), host
+        self._gateway = self._folder / "gateway"
+        """A file with the address that replicas call."""
+        self._stop_grace_s = stop_grace_s
+        self._epoch = 0
+        self._processes: Processes | None = None
+        self._opening = asyncio.Lock()
+        self._reports: list[tuple[int, WorkerReport]] = []
+        self._count = 0
+        self._came = asyncio.Event()
+
+    async def open(
+        self, epoch: int, known: Sequence[StoredProcess], keep: Collection[str] | None, gateway: str = ""
+    ) -> NodeOpened:
+        """Begin to serve a plane. `known`: what it believes to run here. `keep`: of what runs, everything else is
+        killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it."""
+        self._check(epoch)
+        async with self._opening:
+            if self._processes is None:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                tasks, terms = Tasks(asyncio.get_running_loop()), SupervisorTerms(0.0, self._stop_grace_s, leased=True)
+                processes = Processes(self._folder, self._report, tasks, terms, self._host, _environment())
+                await processes.open(known)
+                self._processes = processes
+                tasks.keep("raylet watch", _end_with_raylet)
+        processes = self._ready(epoch)
+        unfinished = self._gateway.with_suffix(".new")
+        unfinished.write_text(gateway, encoding="ascii")
+        unfinished.replace(self._gateway)
+        self._reports.clear()
+        there = tuple(one for one in processes.table.known.values() if keep is None or one.id in keep)
+        for one in [one for one in processes.table.known if keep is not None and one not in keep]:
+            processes.stop(one, kill=True)
+        return NodeOpened(there, await self.look(epoch), sys.executable, os.getpid())
+
+    async def poll(self, epoch: int, stamp: float | None, lease_s: float, after: int | None) -> NodeAnswer:
+        """Renew the lease and fetch reports. `stamp`: of an earlier answer. `after`: the last report that has arrived;
+        None: only renew."""
+        processes = self._ready(epoch)
+        if stamp is not None:
+            processes.renewal = {"ask": "renew", "epoch": epoch, "stamp": stamp, "lease_s": lease_s}
+            if processes.supervisor is not None:
+                processes.supervisor.ask(**processes.renewal)
+        if after is not None:
+            self._reports = [one for one in self._reports if one[0] > after]
+            if not self._reports:
+                self._came.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._came.wait(), POLL_S)
+        self._check(epoch)
+        return NodeAnswer(now(), tuple(self._reports) if after is not None else (), processes.problem)
+
+    async def reserve(self, epoch: int, instance_id: str) -> int:
+        """A port for an instance."""
+        return self._ready(epoch).table.ports.take(instance_id)
+
+    async def start(self, epoch: int, start: ProcessStart, python: str) -> None:
+        """`python`: of the plane; programs that run with it run with that of this node."""
+        argv = (sys.executable, *start.argv[1:]) if start.argv[0] == python else start.argv
+        env = {**start.env, "POINTSMAN_GATEWAY": str(self._gateway)}
+        self._ready(epoch).start(msgspec.structs.replace(start, argv=argv, env=env))
+
+    async def stop(self, epoch: int, instance_id: str, kill: bool) -> None:
+        self._ready(epoch).stop(instance_id, kill=kill)
+
+    async def logs(self, epoch: int, instance_id: str, lines: int) -> str | None:
+        file = find_log(self._folder, instance_id)
+        return None if file is None else tail(file, lines)
+
+    async def look(self, epoch: int) -> Worker:
+        """Measure again what this machine has, and what others use of it."""
+        pids = [one.pid for one in self._ready(epoch).table.known.values() if one.pid is not None]
+        return await asyncio.to_thread(detect, pids, environ=_environment())
+
+    async def close(self, epoch: int) -> None:
+        """End everything."""
+        self._check(epoch)
+        if self._processes is not None:
+            await self._processes.close()
+            self._processes = None
+
+    def _check(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise OlderPlane(f"a newer plane (epoch {self._epoch}) is in charge of {self._name}")
+        self._epoch = epoch
+
+    def _ready(self, epoch: int) -> Processes:
+        self._check(epoch)
+        if self._processes is None:
+            raise PointsmanError(f"{self._name} is not open")
+        return self._processes
+
+    def _report(self, report: WorkerReport) -> None:
+        self._count += 1
+        self._reports.append((self._count, report))
+        self._came.set()
+
+
+async def _end_with_raylet() -> None:
+    """Exit when the raylet is gone: Ray may leave its actors behind. Engines end with their lease."""
+    raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
+    while not raylet or os.getppid() == raylet:
+        await asyncio.sleep(POLL_S)
+    os._exit(1)
+
+
+def _environment() -> dict[str, str]:
+    """The environment in which the node was started: Ray changes that of its actors."""
+    variables = dict(os.environ)
+    with suppress(OSError, UnicodeDecodeError):
+        raylet = Path(f"/proc/{os.environ.get('RAY_RAYLET_PID', '')}/environ").read_bytes().decode()
+        variables = dict(line.split("=", 1) for line in raylet.split("\0") if "=" in line)
+    return {name: value for name, value in variables.items() if not name.startswith(OURS)}

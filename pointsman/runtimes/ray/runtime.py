@@ -1,0 +1,410 @@
+"""The runtime of a Ray cluster: `Runtime` of the interface, with Ray nodes as workers and the state in the cluster."""
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.control import InstanceStatus
+from pointsman.control.desired import Address
+from pointsman.control.events import Adopted, ControllerEvent, Exited, LaunchFailed
+from pointsman.engines import LaunchSpec
+from pointsman.errors import PointsmanError
+from pointsman.placement.asks import Place
+from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
+from pointsman.runtimes.machine.launches import Launches
+from pointsman.runtimes.machine.processes import InstanceEnded, WorkerReport
+from pointsman.runtimes.machine.state_directory import SOCKET, AdminSocket, Lock, check_state
+from pointsman.runtimes.machine.store import SqliteDocuments, SqliteTargets, SqliteUsage, Store, StoredProcess
+from pointsman.runtimes.probes import HttpProbes
+from pointsman.runtimes.ray.cluster import NoAnswer, NotBooked, RayCluster, RaySettings
+from pointsman.runtimes.ray.links import Authority, NodeLink, NodeLinks
+from pointsman.runtimes.tasks import LoopClock, Tasks
+from pointsman.types import Worker
+
+LEFT = "cluster.sqlite"
+"""What a plane leaves in its folder when it ends everything, for a cluster that knows nothing."""
+ADOPT_S = 15.0
+"""How long a plane that starts waits for its nodes; one that answers later joins then."""
+SAVE_S = 5.0
+
+
+class ClusterState:
+    """The store of the plane in memory, and its image at the keeper."""
+
+    def __init__(self, image: bytes, cluster: RayCluster, authority: Authority) -> None:
+        self.store = Store(Path("the state of the cluster"), image)
+        self.problem = ""
+        self._cluster, self._authority = cluster, authority
+        self._number = 0
+        self._saved = 0
+        self._changed = asyncio.Event()
+        self.store.behind.written = self._changed.set
+        self.store.documents.push = self._push_now
+        self._changed.set()
+        authority.retaken = self._changed.set
+
+    @property
+    def unsaved(self) -> int:
+        return int(self._changed.is_set())
+
+    async def push(self) -> None:
+        """Send the image whenever something has changed, for ever."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.push_once()
+                self.problem = ""
+            except PointsmanError as error:
+                self._changed.set()
+                self.problem = f"the state is not stored: {error}; changes wait"
+                await asyncio.sleep(1.0)
+
+    async def push_once(self) -> None:
+        authority, image = self._authority, self.store.image()
+        await authority.ask("save", authority.epoch, self._next(), image, authority.gateway, limit_s=SAVE_S)
+
+    def _push_now(self) -> None:
+        self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+
+class ClusterReplicas:
+    """`ReplicaAccess` and `SharedMemory` of the interface: values go through calls, as replicas may be anywhere."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    @property
+    def memory(self) -> "ClusterReplicas":
+        return self
+
+    def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
+        environment = {"POINTSMAN_SECRET": self.secret, "POINTSMAN_USER_CONFIG": user_config.decode()}
+        return msgspec.structs.replace(launch, env={**launch.env, **environment})
+
+    def remove(self, names: Iterable[str]) -> None: ...
+
+    def remove_older_than(self, age_s: float) -> None: ...
+
+
+class ClusterListener(AdminSocket):
+    """`AdminListener` of the interface: a socket for operators on this machine, and an address for replicas on any."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._bound: socket.socket | None = None
+        self._replicas: asyncio.AbstractServer | None = None
+
+    def bind(self, host: str, before: str) -> str:
+        """Take an address that other nodes reach: that of the plane before this one, if it was here."""
+        ports = [int(before.rpartition(":")[2])] if before.startswith(f"{host}:") else []
+        for port in (*ports, 0):
+            bound = socket.socket()
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                bound.bind((host, port))
+                break
+            except OSError:
+                bound.close()
+                if not port:
+                    raise
+        self._bound = bound
+        return f"{host}:{bound.getsockname()[1]}"
+
+    async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
+        await super().listen(connect, connect_replica)
+        loop = asyncio.get_running_loop()
+        assert self._bound is not None, "bound when the runtime was opened"
+        self._replicas = await loop.create_server(connect_replica, sock=self._bound)
+
+    def close(self) -> None:
+        super().close()
+        if self._replicas is not None:
+            self._replicas.close()
+        elif self._bound is not None:
+            self._bound.close()
+
+
+class UnmeasuredGpus:
+    """`GpuMeter` of the interface: how busy the GPUs of other machines are is not known yet."""
+
+    async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None: ...
+
+    def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+class NodeStarts:
+    """Orders, carried out on nodes: a place is booked with Ray, a port chosen, and the process started."""
+
+    def __init__(self, launches: Launches, cluster: RayCluster, tell: Tell, tasks: Tasks) -> None:
+        self.nodes: NodeLinks
+        """Set before anything is started."""
+        self._launches, self._cluster, self._tell, self._tasks = launches, cluster, tell, tasks
+        self._under_way: dict[str, Timer] = {}
+        """Those that are not known to a node yet."""
+
+    def launch(self, order: ProcessOrder) -> None:
+        name, place = order.instance_id, order.place
+        link = self._link_for(place)
+        if link is None:
+            self._tell(LaunchFailed(name, "no worker answers now", "workers"))
+            return
+        link.instances.add(name)
+        self._under_way[name] = self._tasks.complete("launches", lambda: self._launch(order, link))
+
+    async def _launch(self, order: ProcessOrder, link: NodeLink) -> None:
+        name = order.instance_id
+        try:
+            if order.place is not None:
+                nodes = {one.name: one.last_node for one in self.nodes.links.values() if one.last_node is not None}
+                await self._cluster.bookings.book(name, order.place, nodes)
+            assert link.last_node is not None, "it has answered"
+            port = await link.ask("reserve", name)
+            start = self._launches.prepare(order, link.last_node.host, port, link.name)
+            if start is not None:
+                del self._under_way[name]
+                await link.ask("start", start, sys.executable)
+                return
+        except NotBooked as error:
+            self._tell(LaunchFailed(name, str(error), "booking"))
+        except NoAnswer as error:
+            if name not in self._under_way:
+                return  # it may have been started: the link finds out
+            self._launches.failed(name, error)
+        except Exception as error:
+            self._launches.failed(name, error)
+        self._under_way.pop(name, None)
+        link.instances.discard(name)
+        self._unbook(name)
+
+    def _link_for(self, place: Place | None) -> NodeLink | None:
+        """Where an instance goes; anywhere is where the fewest run."""
+        up = self.nodes.up()
+        if place is not None:
+            return next((one for one in up if one.name == place.workers[0]), None)
+        return min(up, key=lambda one: (len(one.instances), one.name), default=None)
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None:
+        link = self.nodes.of(instance_id)
+        if link is None:
+            self.reported(InstanceEnded(id=instance_id, why="it has no process"))
+        elif instance_id not in self._under_way:  # else the controller says it again once it runs
+            self._tasks.complete("signals", lambda: link.stop(instance_id, kill=kill))
+
+    def reported(self, report: WorkerReport) -> None:
+        """A node has reported."""
+        if isinstance(report, InstanceEnded):
+            link = self.nodes.of(report.id)
+            if link is not None:
+                link.instances.discard(report.id)
+            self._unbook(report.id)
+        self._launches.take_in(report)
+
+    def cancel(self) -> None:
+        for one in self._under_way.values():
+            one.cancel()
+
+    def _unbook(self, instance_id: str) -> None:
+        self._tasks.complete("bookings", lambda: self._cluster.bookings.free(instance_id))
+
+
+class RayRuntime:
+    """`Runtime` of the interface. One per namespace of a cluster."""
+
+    documents: SqliteDocuments
+    targets: SqliteTargets
+    usage: SqliteUsage
+    replicas: ClusterReplicas
+    probes: HttpProbes
+    _lock: Lock
+    _state: ClusterState
+    _launches: Launches
+    _nodes: NodeLinks
+    _starts: NodeStarts
+
+    def __init__(
+        self, folder: Path | None, settings: RaySettings, *, scrape_interval_s: float = 0.5, tasks: Tasks | None = None
+    ) -> None:
+        """`folder`: for the admin socket of this plane."""
+        loop = asyncio.get_running_loop()
+        self.clock = LoopClock(loop)
+        self.tasks = tasks or Tasks(loop)
+        self.gpus = UnmeasuredGpus()
+        self._folder = Path(tempfile.mkdtemp(prefix="pointsman-")) if folder is None else folder.absolute()
+        self.admin = ClusterListener(self._folder / SOCKET)
+        self.cluster = RayCluster(settings)
+        self.authority = Authority(self.cluster, f"{socket.gethostname()}, pid {os.getpid()}", self.tasks)
+        self._scrape_interval_s = scrape_interval_s
+        self._tell: Tell | None = None
+        """None before processes are adopted."""
+        self._background: list[Timer] = []
+        self._plan = PointsmanPlan()
+
+    async def open(self) -> None:
+        check_state(self._folder)
+        self._lock = Lock(self._folder)
+        try:
+            await self.cluster.connect()
+            kept = await self.authority.take()
+            self.authority.gateway = self.admin.bind(self.cluster.host, kept.gateway)
+            self._state = ClusterState(kept.image or _left_behind(self._folder / LEFT), self.cluster, self.authority)
+        except BaseException:
+            await self.cluster.disconnect()
+            self._lock.release()
+            raise
+        store = self._state.store
+        self.documents, self.targets, self.usage = store.documents, store.targets, store.usage
+        self.replicas = ClusterReplicas(kept.secret)
+        self._background = [
+            self.tasks.keep("cluster state", self._state.push),
+            self.tasks.keep("plane beats", self.authority.beat),
+        ]
+
+    async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
+        def told(event: ControllerEvent) -> None:
+            if isinstance(event, Exited):
+                self.probes.forget(event.instance_id)
+            tell(event)
+
+        self.probes = HttpProbes(tell, load, self.clock, self.tasks, self._scrape_interval_s)
+        self._launches = Launches(self._state.store.processes, told, self.tasks)
+        self._starts = NodeStarts(self._launches, self.cluster, told, self.tasks)
+        self._nodes = self._starts.nodes = NodeLinks(
+            self.cluster, self.authority, self._starts.reported, told, self.tasks
+        )
+        self._nodes.see = lambda worker: _as_in_manifest(worker, self._plan)
+        left: defaultdict[str, list[StoredProcess]] = defaultdict(list)
+        for one in self._launches.stored:
+            left[one.worker].append(one)
+        self._tell = tell
+        for name, processes in left.items():
+            self._nodes.add(name, tuple(processes))
+        await self._nodes.look()
+        links = list(self._nodes.links.values())
+        answers = [asyncio.ensure_future(link.opened.wait()) for link in links if link.node is not None]
+        if answers:
+            _, late = await asyncio.wait(answers, timeout=ADOPT_S)
+            for answer in late:
+                answer.cancel()
+        for link in links:
+            link.adopts = False
+        adopted = self._launches.adopt(one for link in links for one in link.running)
+        self._background.append(self.tasks.keep("cluster nodes", self._nodes.watch))
+        return adopted
+
+    def launch(self, order: ProcessOrder) -> None:
+        self._starts.launch(order)
+
+    def stop(self, instance_id: str, *, kill: bool = False) -> None:
+        self._starts.stop(instance_id, kill=kill)
+
+    def address(self, instance_id: str) -> Address | None:
+        return self._launches.address(instance_id)
+
+    async def logs(self, instance_id: str, lines: int) -> str | None:
+        link = self._nodes.of(instance_id)
+        for one in [link] if link is not None else self._nodes.up():
+            text: str | None = await one.ask("logs", instance_id, lines)
+            if text is not None:
+                return text
+        return None
+
+    def look_at_workers(self, plan: PointsmanPlan) -> None:
+        self._plan = plan
+        for link in self._nodes.up():
+            if link.worker is not None:
+                link.seen(link.worker)
+        self.tasks.complete("worker measurements", self._nodes.measure)
+
+    def problems(self) -> list[str]:
+        if self._tell is None:
+            return []
+        links = [one.problem for one in self._nodes.links.values()]
+        settings = self.cluster.settings
+        storage = NO_STORAGE if settings.address and not settings.storage else ""
+        own = [self._nodes.problem, self.authority.problem, self._state.problem, self._state.store.problem, storage]
+        return [*self.probes.problems(), *self._launches.problems(), *filter(None, [*links, *own])]
+
+    def unsaved(self) -> Unsaved:
+        behind = self._state.store.behind
+        return Unsaved(len(behind) + self._state.unsaved, behind.failures)
+
+    def facts(self) -> dict[str, Any]:
+        known = [] if self._tell is None else sorted(self._nodes.links.values(), key=lambda link: link.name)
+        names = {"address": self.cluster.address, "namespace": self.cluster.settings.namespace}
+        return {
+            "state_dir": str(self._folder),
+            "pid": os.getpid(),
+            "ray": {**names, "epoch": self.authority.epoch},
+            "workers": [_facts(link) for link in known],
+        }
+
+    async def close(self) -> None:
+        for one in self._background:
+            one.cancel()
+        if self._tell is not None:
+            self._tell = None
+            self._starts.cancel()
+            self.probes.close()
+            await self._nodes.close()
+            for process in self._launches.all():
+                await self.cluster.bookings.free(process.id)
+            self._launches.adopt(())
+        try:
+            _leave_behind(self._folder / LEFT, self._state.store.image())
+            await self._state.push_once()
+            await self.authority.leave()
+        except (OSError, PointsmanError) as error:
+            self.tasks.failed("cluster state", error)
+        self._state.store.close()
+        await self.cluster.disconnect()
+        self._lock.release()
+
+
+def _as_in_manifest(worker: Worker, plan: PointsmanPlan) -> Worker:
+    """A worker with the labels and the price that a manifest gives it."""
+    for spec in plan.workers:
+        if spec.name == worker.name:
+            labels, price = {**worker.labels, **spec.labels}, spec.price_per_gpu_hour
+            return msgspec.structs.replace(worker, labels=labels, price_per_gpu_hour=price)
+    return worker
+
+
+NO_STORAGE = (
+    "the state is in the memory of the cluster, and lost with the node that holds it; name a folder that all nodes "
+    "reach with --storage"
+)
+
+
+def _left_behind(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
+
+
+def _leave_behind(file: Path, image: bytes) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        out.write(image)
+
+
+def _facts(link: NodeLink) -> dict[str, Any]:
+    facts = {"name": link.name, "answers": link.is_up, "instances": len(link.instances)}
+    if link.worker is None or link.last_node is None:
+        return facts
+    worker = link.last_node.worker(link.worker)
+    size = {"cpus": worker.cpus, "memory_bytes": worker.memory_bytes, "gpus": len(worker.gpus)}
+    return {**facts, "host": link.last_node.host, **size, "labels": dict(worker.labels)}

@@ -1,0 +1,131 @@
+"""Leases of a supervisor: engines run only while a plane renews, whatever the connection does."""
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, EngineLease, now
+from pointsman.runtimes.machine.supervisor_link import (
+    Confused,
+    ProcessExited,
+    ProcessFailed,
+    SupervisorTerms,
+    open_supervisor,
+)
+from tests.runtimes.local.processes import eventually, is_alive, until
+from tests.runtimes.local.test_supervisor import DEAF, SLEEP, Hold, run
+
+LEASE_S = 0.5
+
+
+def test_a_lease_ends_after_the_stamp_and_not_after_its_delivery() -> None:
+    lease = EngineLease(100.0)
+    assert not lease.holds(100.0), "nothing is started before it is granted"
+    assert lease.ends == 100.0 + FIRST_VISIT_S
+    assert lease.renew(101.0, 2.0, at=101.5) == 103.0
+    assert lease.holds(102.9)
+    assert not lease.holds(103.0)
+    assert lease.renew(101.5, 2.0, at=140.0) == 103.5, "it was delivered far too late"
+    assert not lease.holds(140.0)
+    assert lease.renew(101.2, 2.0, at=140.0) == 103.5, "an earlier one overtaken by a later one takes nothing away"
+
+
+@pytest.mark.parametrize(
+    ("stamp", "lease_s"), [(101.0, 2.0), (math.nan, 2.0), (99.0, math.nan), (99.0, 0.0), (99.0, math.inf)]
+)
+def test_a_lease_without_sense_is_refused(stamp: float, lease_s: float) -> None:
+    lease = EngineLease(100.0)
+    with pytest.raises(ValueError, match="no lease"):
+        lease.renew(stamp, lease_s, at=100.0)
+    assert not lease.is_granted
+
+
+async def leased(state: Path, stop_grace_s: float = 0.3) -> Hold:
+    link, running = await open_supervisor(state, SupervisorTerms(60.0, stop_grace_s, leased=True))
+    return Hold(link, running, state)
+
+
+def renew(hold: Hold, stamp: float, lease_s: float = LEASE_S, epoch: int = 1) -> None:
+    hold.link.ask(ask="renew", epoch=epoch, stamp=stamp, lease_s=lease_s)
+
+
+def test_nothing_is_started_without_a_lease(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        hold.link.start("a", SLEEP, dict(os.environ), "/", hold.log("a"))
+        assert "no lease" in (await hold.hear(ProcessFailed, "a")).why
+        renew(hold, now(), 60.0)
+        await hold.start("a", SLEEP)
+        await hold.link.end()
+
+    run(story())
+
+
+def test_engines_outlive_the_connection_and_end_with_the_lease(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp, 1.5)
+        pids = [await hold.start("a", SLEEP), await hold.start("b", DEAF)]
+        await hold.says("b")
+        hold.link.close()
+        await hold.link.process.wait()
+        assert now() - stamp >= 1.5
+        assert not any(map(is_alive, pids)), "one of them ignores SIGTERM"
+
+    run(story())
+
+
+def test_a_renewal_that_is_delivered_late_keeps_nothing_alive(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp)
+        pid = await hold.start("a", SLEEP)
+        while is_alive(pid):
+            renew(hold, stamp)  # always the same stamp: no answer reaches the plane
+            time.sleep(0.02)
+            assert now() - stamp < 20.0
+        assert now() - stamp >= LEASE_S
+        await hold.link.gone.wait()
+        await hold.link.process.wait()
+
+    run(story())
+
+
+def test_a_supervisor_that_was_frozen_beyond_its_lease_ends_its_engines_first(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp)
+        pid = await hold.start("a", SLEEP)
+        os.kill(hold.link.process.pid, signal.SIGSTOP)
+        until(lambda: now() - stamp > 2 * LEASE_S)
+        renew(hold, stamp)
+        hold.link.start("b", SLEEP, dict(os.environ), "/", hold.log("b"))
+        os.kill(hold.link.process.pid, signal.SIGCONT)
+        await hold.hear(ProcessFailed, "b")
+        assert (await hold.hear(ProcessExited, "a")).signal == signal.SIGTERM
+        assert not is_alive(pid)
+        await hold.link.gone.wait()
+        await hold.link.process.wait()
+
+    run(story())
+
+
+def test_a_newer_plane_outrules_an_older_one(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        renew(hold, now(), 60.0, epoch=7)
+        pid = await hold.start("a", SLEEP)
+        renew(hold, now(), 60.0, epoch=6)
+        hold.link.ask(ask="signal", id="a", number=int(signal.SIGKILL), epoch=6)
+        await eventually(lambda: len([one for one in hold.heard if isinstance(one, Confused)]) == 2, "two refusals")
+        assert is_alive(pid)
+        await hold.link.end()
+
+    run(story())
