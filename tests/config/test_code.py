@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.config.code import CodeInForce, SourceTree, code_in, code_version, load_module
+from pointsman.config.code import CodeInForce, SourceTree, code_in, code_version, load_module, own_roots
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_a_version_has_everything_that_is_imported_from_the_folder(folder: Path)
     assert set(found) == {"own_policy", "own_helper", "own_package", "own_package.part", "own_package.sibling"}
     assert set(SourceTree([folder]).modules_of("own_policy.py")) - {"own_policy.py"} == set(found) - {"own_policy"}
     assert SourceTree([folder]).modules_of("json") == {}
+
+
+def test_packages_of_another_environment_are_none_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "other" / "site-packages"
+    installed.mkdir(parents=True)
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tmp_path in own_roots()
+    assert installed not in own_roots()
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,15 @@ def test_a_failure_on_this_side_is_neither_a_try_nor_a_failure_of_the_instance()
     assert sum(dispatcher.counters.retries.values()) == 2
 
 
+def test_an_instance_that_was_full_is_no_try_and_may_be_asked_again() -> None:
+    dispatcher = fifo(instance("i", 2), max_tries=1)
+    assert sent(arrive(dispatcher, "a")) == [("a", "i")]
+    dispatcher.handle(Measured("i", Metrics(running_requests_size=3.0)), 1.0)
+    assert sent(dispatcher.handle(Failed("a", "it is full", full=True), 2.0)) == []
+    assert sent(dispatcher.handle(Measured("i", Metrics(running_requests_size=1.0)), 3.0)) == [("a", "i")]
+    assert dispatcher.counters.retries == {}
+
+
 def test_a_request_that_cannot_be_sent_is_refused_with_the_cause() -> None:
     dispatcher = fifo(instance("i"), max_tries=3)
     arrive(dispatcher, "a")

@@ -5,6 +5,7 @@ request. The one rule: the dispatcher decides, and where the code of a user fail
 """
 
 import asyncio
+import base64
 import ctypes
 import threading
 import time
@@ -24,6 +25,7 @@ from pointsman.config.validation import Validator
 from pointsman.control.desired import DesiredDeployment
 from pointsman.errors import PluginError
 from pointsman.reasons import Reason
+from pointsman.render.text import one_line
 from pointsman.routing.decisions import Choice
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IS_FULL, Endpoint, Metrics
@@ -355,8 +357,11 @@ class ReplicaLane:
         settings: RouterSettings,
         loop: asyncio.AbstractEventLoop,
         policy: SchedulingPolicy | None = None,
+        problem: str = "",
     ) -> None:
+        """`policy`: given as an object. `problem`: why these settings stand in for those of the user."""
         self._loop = loop
+        self._problems = [problem] if problem else []
         clock = LoopClock(loop)
         self.now = clock.now
         plan = routing_plan(deployment, settings, policy)
@@ -443,12 +448,32 @@ class ReplicaLane:
         return {
             "strategy": dispatcher.strategy,
             "policies": [] if lane.containment is None else lane.containment.report(),
-            "problems": scheduling_problems([lane]),
+            "problems": self._problems + scheduling_problems([lane]),
             "waiting": len(dispatcher) - dispatcher.running,
             "running": dispatcher.running,
             "replicas": self.replicas.loads(),
             "counters": dispatcher.counters.as_dict(),
         }
+
+
+def lane_of(
+    deployment: str,
+    kwargs: Mapping[str, Any],
+    loop: asyncio.AbstractEventLoop,
+    unpickled: Callable[[bytes], SchedulingPolicy],
+) -> ReplicaLane:
+    """The lane of a router with these settings. Where they cannot be used, as when a module is missing in the process
+    of the router, power of two decides: an exception would make Serve keep every request for ever."""
+    try:
+        settings = msgspec.convert(kwargs, RouterSettings)
+        policy = unpickled(base64.b64decode(settings.pickled)) if settings.pickled else None
+        return ReplicaLane(deployment, settings, loop, policy)
+    except Exception as error:
+        what = (
+            f"request_router_kwargs of {deployment} cannot be used: {one_line(f'{type(error).__name__}: {error}', 300)}"
+        )
+        instead = RouterSettings(policy=PowerOfTwoPolicy.name)
+        return ReplicaLane(deployment, instead, loop, problem=f"{what}; {PowerOfTwoPolicy.name} decides")
 
 
 def metrics_of(replica: Replica, running: float) -> Metrics:

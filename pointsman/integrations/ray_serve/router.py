@@ -27,9 +27,16 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from pointsman.config.yaml import read_yaml, text_of
-from pointsman.errors import ConfigError, PointsmanError
+from pointsman.errors import ConfigError
 from pointsman.gateway.openai import BadRequest, ClientHeaders, metadata, read_body, settings_in_headers
-from pointsman.integrations.ray_serve.lanes import Replica, ReplicaLane, RequestRefused, RouterSettings, routing_plan
+from pointsman.integrations.ray_serve.lanes import (
+    Replica,
+    ReplicaLane,
+    RequestRefused,
+    RouterSettings,
+    lane_of,
+    routing_plan,
+)
 from pointsman.integrations.ray_serve.records import REPORT_S, RouterReport, records_keeper
 from pointsman.runtimes.tasks import Tasks
 from pointsman.strategies import SchedulingPolicy
@@ -49,11 +56,13 @@ logger = logging.getLogger("ray.serve")
 
 
 class RefusedByPolicy(BackPressureError):  # type: ignore[misc]
-    """A request that was not sent to any replica; the message says why. Over HTTP, the status of its refusal."""
+    """A request that was not sent to any replica; the message says why. Over HTTP it is a 429 or a 503."""
 
     def __init__(self, message: str, status_code: int = 503) -> None:
         Exception.__init__(self, message, status_code)
-        self._message, self._status_code, self._retry_after_s = message, status_code, None
+        # Serve's proxy answers with the message of these alone; of any other, with a 500 that says nothing.
+        shown = status_code if status_code in (408, 429, 503) else 503
+        self._message, self._status_code, self._retry_after_s = message, shown, None
 
     def __str__(self) -> str:
         return str(self._message)
@@ -139,7 +148,7 @@ def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMet
         else:
             made = metadata(request_id, read_body(msgspec.json.encode(body, enc_hook=str)), raw, now, "")
     except (BadRequest, TypeError, ValueError) as error:
-        raise RefusedByPolicy(f"the settings of the request cannot be read: {error}", 400) from None
+        raise RefusedByPolicy(f"the settings of the request cannot be read: {error}") from None
     return msgspec.structs.replace(made, model_name=told.multiplexed_model_id[:MAX_NAME])
 
 
@@ -172,13 +181,8 @@ class PointsmanRouter(RequestRouter):  # type: ignore[misc]
 
     def initialize_state(self, **kwargs: Any) -> None:
         """`kwargs`: those of `pointsman_routing`, which checks them; see docs/from-ray-serve.md."""
-        try:
-            settings = msgspec.convert(kwargs, RouterSettings)
-        except msgspec.ValidationError as error:
-            raise PointsmanError(f"request_router_kwargs: {error}") from None
-        given = cloudpickle.loads(base64.b64decode(settings.pickled)) if settings.pickled else None
         deployment = f"{self._deployment_id.app_name}/{self._deployment_id.name}"
-        self._lane = ReplicaLane(deployment, settings, self._event_loop, given)
+        self._lane = lane_of(deployment, kwargs, self._event_loop, cloudpickle.loads)
         self._lane.revoke_request = self._revoke
         self._by_name: dict[str, RunningReplica] = {}
         self._sent: defaultdict[tuple[str, str], list[RequestMetadata]] = defaultdict(list)

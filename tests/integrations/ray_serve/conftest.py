@@ -11,10 +11,13 @@ from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from uuid import uuid4
 
 import pytest
 
+from bench.chaos.planes import MARK
 from bench.gateway.processes import free_port
+from tests.live.test_scripts import marked_processes
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,7 +64,7 @@ def cluster() -> Iterator[Cluster]:
     paths = [str(ROOT), *filter(None, [saved.get("PYTHONPATH", "")])]
     # A token of its own, so that Ray leaves none in the home folder.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths)}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(paths), MARK: (mark := uuid4().hex)}
     with tempfile.TemporaryDirectory(prefix="rs-", ignore_cleanup_errors=True) as folder:  # sockets need short paths
         port = free_port()
         command = [sys.executable, str(Path(__file__).with_name("ray_head.py")), folder, str(port)]
@@ -78,6 +81,7 @@ def cluster() -> Iterator[Cluster]:
                 assert head.stdin is not None
                 head.stdin.close()
                 head.wait(60)
+                until(lambda: not marked_processes(mark), "all processes of the cluster have ended")
                 os.environ.clear()
                 os.environ |= saved
 

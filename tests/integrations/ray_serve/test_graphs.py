@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
 import pointsman as pm
+from bench.chaos.planes import LivePlane
 from pointsman.errors import PointsmanError
 from tests.integrations.ray_serve.conftest import Cluster
 
@@ -56,11 +58,15 @@ def test_the_published_program_runs_on_our_local_runtime(cluster: Cluster, progr
     text = program.with_name("deployment.yaml").read_text(encoding="utf-8")
     assert "replicas: 3" in text
     assert "replicas: 2" in text
-    checked = subprocess.run(
-        [sys.executable, "-m", "pointsman.cli.main", "check", "config", "deployment.yaml"],
-        cwd=program.parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    plane = LivePlane(program.parent)
+    try:
+        plane.up("kind: Pointsman\ngateway: {listen: '127.0.0.1:0'}\n")
+        deployed = plane.pointsman("deploy", program.with_name("deployment.yaml"))
+        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+        with urlopen(Request(f"{plane.url}/published", b"[1, 2, 3]"), timeout=60) as answer:
+            assert answer.read() == b"8"
+    finally:
+        plane.close()
 
 
 def test_a_graph_of_ray_becomes_a_pipeline(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The lane of a router, without Ray: what Serve would tell, and what the dispatcher decides."""
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import wraps
@@ -15,6 +16,7 @@ from pointsman.integrations.ray_serve.lanes import (
     RequestRefused,
     RouterSettings,
     ThreadWatch,
+    lane_of,
     metrics_of,
 )
 from pointsman.routing.user_code import Stalled
@@ -179,6 +181,24 @@ def test_what_replicas_report_becomes_metrics() -> None:
     found = metrics_of(Replica(name="a", max_ongoing=1, stats=stats, models=frozenset({"m"})), 2.0)
     assert (found.kv_cache_usage, found.block_size, found.num_blocks) == (0.5, 16, 0)
     assert (found.waiting_queue_size, found.running_requests_size, found.active_models) == (3.0, 2.0, frozenset({"m"}))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [
+        ({"policy": "not_here:Policy"}, 'there is no module "not_here"'),
+        ({"polcy": "fifo"}, "polcy"),
+        ({"pickled": "bm90aGluZw=="}, "UnpicklingError"),
+    ],
+)
+@in_a_loop
+async def test_settings_that_cannot_be_used_here_leave_it_to_power_of_two(kwargs: dict[str, Any], why: str) -> None:
+    one = lane_of("app/d", kwargs, asyncio.get_running_loop(), pickle.loads)
+    one.update([Replica(name="a", max_ongoing=1)])
+    assert await one.choose(request("r")) == "a"
+    status = one.status()
+    assert status["strategy"] == "power-of-two"
+    assert any(why in problem for problem in status["problems"])
 
 
 @in_a_loop

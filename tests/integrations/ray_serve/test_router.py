@@ -57,6 +57,8 @@ def test_the_policy_orders_waiting_requests(
     assert "is served" in told
     assert told.data["strategy"] == policy
     assert told.data["waited_ms"] > 0
+    refused = cluster.ask(f"/{policy}", {header: "soon"})
+    assert (refused.status, "soon" in refused.text) == (503, True)
     cluster.delete(policy)
 
 
