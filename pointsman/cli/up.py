@@ -13,9 +13,11 @@ from pointsman.errors import PointsmanError
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
+    from pointsman.config.machines import RuntimeSpec
     from pointsman.config.revision import ManifestText
     from pointsman.gateway.embedded import Embedded
     from pointsman.reasons import Reason
+    from pointsman.runtimes.choosing import RuntimeChoice
 
 EXAMPLE = """\
 example:
@@ -40,9 +42,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", nargs="?", metavar="FILE", help="a manifest, or an application: YAML")
     add_state(parser)
-    parser.add_argument(
-        "--runtime", choices=RUNTIMES, default="local", help="local (default): this machine; ray: a cluster"
-    )
+    parser.add_argument("--runtime", choices=RUNTIMES, help="local (default): this machine; ray: a cluster")
     parser.add_argument(
         "--address", default="", metavar="HOST:PORT", help="of the Ray cluster; default: start one here"
     )
@@ -52,32 +52,41 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.runtime != "ray" and (args.address or args.storage):
-        raise PointsmanError("--address and --storage are for a Ray cluster; add: --runtime ray")
     import uvloop
 
+    from pointsman.config.machines import RuntimeSpec
     from pointsman.config.revision import ManifestText
 
-    manifest = None
+    manifest, wanted = None, RuntimeSpec()
     if args.file is not None:
         written, plan = read_manifest(Path(args.file))
         manifest = ManifestText(**written)
         _warn(plan)
-    code = uvloop.run(_up(manifest, args))
+        wanted = plan.runtime
+    code = uvloop.run(_up(manifest, args, runtime_choice(args, wanted)))
     drop_output_if_unwritable()  # everything has stopped in order, whatever became of the output
     return code
 
 
-async def _up(manifest: "ManifestText | None", args: argparse.Namespace) -> int:
+def runtime_choice(args: argparse.Namespace, wanted: "RuntimeSpec") -> "RuntimeChoice":
+    """The runtime that the command line says, or else the manifest."""
+    from pointsman.runtimes.choosing import RuntimeChoice
+
+    name = args.runtime or wanted.type
+    if name != "ray" and (args.address or args.storage):
+        raise PointsmanError("--address and --storage are for a Ray cluster; add: --runtime ray")
+    return RuntimeChoice(name, args.address or wanted.address, args.storage or wanted.storage)
+
+
+async def _up(manifest: "ManifestText | None", args: argparse.Namespace, runtime: "RuntimeChoice") -> int:
     import asyncio
     import signal
 
     from pointsman.gateway.embedded import Embedded
-    from pointsman.runtimes.choosing import RuntimeChoice
 
     began = time.monotonic()
     state = state_folder(args.state)
-    embedded = Embedded(state, RuntimeChoice(args.runtime, args.address, args.storage))
+    embedded = Embedded(state, runtime)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, embedded.ask_to_stop)

@@ -257,6 +257,8 @@ def _settings_of(plan: ScalingPlan) -> dict[str, Any]:
 def _of_workers(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
     for field, one, other in differences(_written(before.workers), _written(after.workers), "workers"):
         yield Change("workers", field, _arrow(one, other))
+    for field, one, other in differences(_written(before.runtime), _written(after.runtime), "runtime"):
+        yield Change("runtime", field, f"{_arrow(one, other)}; takes effect after a restart")
 
 
 def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:

@@ -4,7 +4,6 @@ Enters: a file (`Path`) or text (`str`). Leaves: a plan with everything built, o
 one rule: all or nothing, and no side effects.
 """
 
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from pointsman.config.application import application_plan, load_application, missing_models
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy
+from pointsman.config.machines import RuntimeSpec, workers
 from pointsman.config.picker import picker_plan
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
@@ -28,7 +28,6 @@ from pointsman.config.schema import (
     KeySpec,
     Pointsman,
     TenantSpec,
-    WorkerSpec,
 )
 from pointsman.config.validation import INVALID, Validator, usable
 from pointsman.config.yaml import document_of, folder_of, importable
@@ -37,7 +36,6 @@ from pointsman.parameters import host_and_port, is_loopback
 from pointsman.strategies import SchedulingPolicy
 
 GATEWAY: FieldPath = ("gateway",)
-THIS_MACHINE = "localhost"
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 
 
@@ -129,9 +127,15 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> Po
     deployments = Deployments(problems, folder)
     plans = deployments.plans(document.deployments)
     front = gateway(document.gateway, problems)
-    machines = workers(document.workers, problems)
+    machines = workers(document.workers, document.runtime, problems)
     _check_budgets(front, plans, problems)
-    own = PointsmanPlan(deployments=tuple(plans), gateway=front, workers=machines, warnings=problems.warnings)
+    own = PointsmanPlan(
+        deployments=tuple(plans),
+        gateway=front,
+        workers=machines,
+        runtime=RuntimeSpec() if document.runtime is INVALID else document.runtime,
+        warnings=problems.warnings,
+    )
     return _with_applications(own, document.applications, problems)
 
 
@@ -225,19 +229,3 @@ def _check_hash(text: str, problems: Problems, path: FieldPath) -> bool:
         how = f"make a key and its hash with: {command('key', *(['--admin'] if path[-1] == 'adminKeySha256' else []))}"
         problems.add(path, f"expected the SHA-256 of a key, 64 hex digits, found {found}; {how}")
     return right
-
-
-def workers(specs: Sequence[WorkerSpec], problems: Problems) -> tuple[WorkerSpec, ...]:
-    """The `workers` section: today only this machine."""
-    names = Names("worker", problems)
-    here = platform.node()
-    given = list(usable(specs))
-    for index, worker in given:
-        names.take(worker.name, ("workers", index))
-        if worker.name and worker.name.lower() not in (THIS_MACHINE, here.lower()):
-            message = f'"{worker.name}" is not this machine ({THIS_MACHINE} or {here})'
-            problems.add(("workers", index, "name"), f"{message}; other machines come with the Ray runtime")
-    if len(given) > 1:
-        message = f"found {len(given)} workers; the local runtime has one, this machine"
-        problems.add(("workers", given[1][0]), f"{message}; other machines come with the Ray runtime")
-    return tuple(worker for _, worker in given)

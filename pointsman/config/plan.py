@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from pointsman.config.code import CodeInForce
+from pointsman.config.machines import RuntimeSpec, WorkerSpec
 from pointsman.config.problems import ConfigWarning
-from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.config.schema import GatewaySpec, PriceSpec
 from pointsman.control.desired import PYTHON, Desired, DesiredDeployment
 from pointsman.engines import Engine
 from pointsman.pipeline import Flow, Graph
@@ -268,6 +269,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
     """Empty: this machine."""
+    runtime: RuntimeSpec = RuntimeSpec()
     warnings: tuple[ConfigWarning, ...] = ()
     """What is accepted without effect, and other facts that its author should know."""
 

@@ -6,6 +6,7 @@ type, or one derived from it.
 
 from typing import Annotated, Any, Literal
 
+from pointsman.config.machines import RuntimeSpec, WorkerSpec
 from pointsman.config.validation import Section
 from pointsman.control.desired import DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.parameters import (
@@ -193,15 +194,6 @@ class InlinePicker(PickerBody, frozen=True):
 
     api_version: PickerVersion | None = None
     kind: Literal["EndpointPickerConfig"] | None = None
-
-
-class WorkerSpec(Section, frozen=True):
-    """A machine that may run instances."""
-
-    name: str
-    labels: dict[str, str] = {}
-    price_per_gpu_hour: Amount | None = None
-    """For deployments without a price of their own."""
 
 
 class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
@@ -429,6 +421,8 @@ class Pointsman(Section, frozen=True):
     kind: Literal["Pointsman"] = "Pointsman"
     workers: list[WorkerSpec] = []
     """Empty: this machine."""
+    runtime: RuntimeSpec = RuntimeSpec()
+    """Takes effect when the plane starts."""
     deployments: list[DeploymentSpec] = []
     applications: list[ExistingFile] = []
     """Files of `Application` documents, each a pipeline."""

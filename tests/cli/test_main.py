@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.cli.main import main
+from pointsman.cli.main import main, parser
+from pointsman.cli.up import runtime_choice
+from pointsman.config.machines import RuntimeSpec
+from pointsman.errors import PointsmanError
+from pointsman.runtimes.choosing import RuntimeChoice
 
 ROOT = Path(__file__).parents[2]
 BROKEN = """\
@@ -233,3 +237,24 @@ def test_a_closed_pipe_is_not_an_error() -> None:
     assert result.stdout == "{\n"
     assert "Traceback" not in result.stderr
     assert "Exception" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted", "chosen"),
+    [
+        ([], RuntimeSpec(), RuntimeChoice("local", "", "")),
+        ([], RuntimeSpec(type="ray", address="h:1", storage="/s"), RuntimeChoice("ray", "h:1", "/s")),
+        (["--address", "i:2"], RuntimeSpec(type="ray", address="h:1"), RuntimeChoice("ray", "i:2", "")),
+        (["--runtime", "ray"], RuntimeSpec(), RuntimeChoice("ray", "", "")),
+        (["--runtime", "local"], RuntimeSpec(type="ray"), RuntimeChoice("local", "", "")),
+    ],
+)
+def test_the_command_line_comes_before_the_manifest(
+    flags: list[str], wanted: RuntimeSpec, chosen: RuntimeChoice
+) -> None:
+    assert runtime_choice(parser().parse_args(["up", *flags]), wanted) == chosen
+
+
+def test_an_address_without_a_cluster_is_refused() -> None:
+    with pytest.raises(PointsmanError, match="add: --runtime ray"):
+        runtime_choice(parser().parse_args(["up", "--address", "h:1"]), RuntimeSpec())

@@ -14,7 +14,8 @@ from pointsman.config import (
     load_endpoints,
     load_manifest,
 )
-from pointsman.config.schema import GatewaySpec, PriceSpec, WorkerSpec
+from pointsman.config.machines import WorkerSpec
+from pointsman.config.schema import GatewaySpec, PriceSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
 from pointsman.errors import ConfigError
@@ -325,6 +326,13 @@ def test_a_budget_that_never_runs_out_gives_a_warning(price: str) -> None:
 def test_a_budget_with_a_price(price: str) -> None:
     unpriced = "- {name: b, model: n, engine: {type: simulated}}\n"
     assert load_manifest(BUDGET + PRICED % price + unpriced).warnings == ()
+
+
+def test_workers_of_a_cluster() -> None:
+    text = "runtime: {type: ray, address: 'h:6379'}\nworkers:\n- {name: n1, labels: {rack: r1}}\n- {name: n2}\n"
+    plan = load_manifest(text)
+    assert (plan.runtime.type, plan.runtime.address) == ("ray", "h:6379")
+    assert [one.name for one in plan.workers] == ["n1", "n2"]
 
 
 def test_this_machine_may_be_named() -> None:

@@ -21,7 +21,7 @@ PROGRAM = """
 import json, sys
 import ray
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 hosts, label = json.loads(sys.argv[1]), sys.argv[2]
 same = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 80 * 2**20, "labels": {label: "8Gi"}}
@@ -37,15 +37,22 @@ for line in sys.stdin:
         said = {"address": cluster.address, "raylets": pids}
     elif ask[0] == "alive":
         said = [one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]]
-    elif ask[0] == "add":
-        nodes[ask[1]] = cluster.add_node(node_ip_address=ask[1], **same)
-        said = ask[1]
+    elif ask[0] == "use":
+        used = [placement_group([{"GPU": 1, f"node:{ask[1]}": 0.001}])]
+        while used[-1].wait(1):
+            used.append(placement_group([{"GPU": 1, f"node:{ask[1]}": 0.001}]))
+        remove_placement_group(used.pop())
+        said = [len(used)]
+    elif ask[0] == "free":
+        for one in used:
+            remove_placement_group(one)
+        said = []
     else:
         hosts_by_id = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
         said = {
             one["name"]: [[hosts_by_id[one["bundles_to_node_id"][at]], bundle] for at, bundle in one["bundles"].items()]
             for one in placement_group_table().values()
-            if one["state"] == "CREATED"
+            if one["state"] == "CREATED" and one["name"]
         }
     print(json.dumps(said), flush=True)
 ray.shutdown()

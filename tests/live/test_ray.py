@@ -3,9 +3,11 @@
 One test with many steps, because a cluster takes long to start and each step needs what the one before has left.
 """
 
+import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,6 +42,7 @@ def test_three_nodes(tmp_path: Path) -> None:
             up_s = plane.up(manifest(many, placed, llama("tiny", 2), listen=f"127.0.0.1:{free_port()}"))
             print(f"all ready in {up_s:.1f} s")
             instances_are_where_the_placer_said_and_ray_knows(plane, cluster)
+            gpus_of_other_jobs_are_not_taken(plane, cluster)
             a_second_plane_is_refused(plane, cluster)
             deploy_pipelines(plane)
             pipelines_run_across_nodes(plane)
@@ -116,6 +119,20 @@ def instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster:
         assert bundle["GPU"] == 0.75, "6 of 8 GiB"
     assert {host_of(plane, f"m-{number}") for number in (1, 2, 3)} == set(HOSTS), "spread over the nodes"
     assert "started as process" in plane.pointsman("logs", "placed-1").stdout
+
+
+def gpus_of_other_jobs_are_not_taken(plane: LivePlane, cluster: LiveCluster) -> None:
+    first = (plane.folder / "manifest.yaml").read_text()
+    document = json.loads(first)
+    document["deployments"].append(simulated("late", 1, placement={**GPU, "workers": [HOSTS[0]]}))
+    assert cluster.ask("use", HOSTS[0])[0] >= 1
+    assert plane.pointsman("apply", plane.write(json.dumps(document)), "--no-wait").returncode == 0
+    plane.until(lambda: "Ray does not have" in str(plane.instances()["late-1"]["reason"]), "the reason")
+    assert plane.instances()["late-1"]["restarts"] == 0, "it is not its fault"
+    cluster.ask("free")
+    plane.until(plane.is_settled, "late-1, once the other job is gone")
+    assert plane.pointsman("apply", plane.write(first), "--no-wait", "--yes").returncode == 0
+    plane.until(lambda: "late-1" not in plane.instances() and "late-1" not in cluster.bookings(), "late-1 is gone")
 
 
 def deploy_pipelines(plane: LivePlane) -> None:
@@ -210,10 +227,9 @@ def a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane
         assert all(began(plane.pids()[name]) > at - 0.1 for name, at in ended.items()), "owned twice"
     assert load.unexpected(Verdict.INTERRUPTED) == [], "only streams that had begun are interrupted"
     if how == "frozen":
-        for pid in (*supervisors(cluster, host), *everything):
-            os.kill(pid, signal.SIGCONT)
-        for pid in lost.values():
-            os.kill(pid, signal.SIGCONT)
+        for pid in (*supervisors(cluster, host), *everything, *lost.values()):
+            with suppress(ProcessLookupError):  # a thawed supervisor ends its engines at once
+                os.kill(pid, signal.SIGCONT)
         plane.until(lambda: not any(map(is_running, lost.values())), "engines of the thawed node end")
 
 
