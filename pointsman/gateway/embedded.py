@@ -29,6 +29,7 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import RecordFile
 from pointsman.parameters import host_and_port
 from pointsman.runtimes.choosing import plane_on
+from pointsman.runtimes.serving import LocalTraffic
 
 if TYPE_CHECKING:
     from pointsman.gateway.grpc.server import PredictServer
@@ -173,7 +174,7 @@ class Embedded:
         self.gateway = Gateway(GatewaySpec(), self._loop)
         self.gateway.clients.max_files = allow_many_files()
         self.applications = Applications(self.gateway)
-        self.plane = plane_on(runtime, state, self.gateway.traffic, self.gateway.tasks)
+        self.plane = plane_on(runtime, state, LocalTraffic(self.gateway.traffic), self.gateway.tasks)
         self.plane.reconfigured.append(self._reconfigure)
         self._listeners = Listeners(self.gateway)
         self.grpc = GrpcListener(self.gateway, self.applications, lambda: self.plane.ready)

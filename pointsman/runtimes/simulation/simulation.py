@@ -10,6 +10,7 @@ from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
 from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder
 from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.serving import LocalTraffic
 from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
 from pointsman.runtimes.simulation.processes import PORT, VirtualClock
 from pointsman.runtimes.simulation.runtime import SimulatedRuntime
@@ -44,7 +45,10 @@ class Simulation:
         self.traffic.hooks.gone = self.engines.forget
         self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
         self.plane = Plane(
-            self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock)
+            self.runtime,
+            LocalTraffic(self.traffic),
+            clock=self.clock.now,
+            policies=partial(VirtualPolicies, self.clock),
         )
         _completed(self.plane.start(document))
 
