@@ -7,6 +7,7 @@ one rule: the controller decides; the runtime carries its commands out, and what
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from pointsman.config.application import applications_status
@@ -104,7 +105,7 @@ class Plane:
             plan = revision.plan()
             if prepare is not None:
                 await prepare(plan)
-            adopted = await runtime.adopt(self.control.tell, self.traffic.load)
+            adopted = await runtime.adopt(partial(_tell, self.traffic, self.control), self.traffic.load)
         except BaseException:
             await runtime.close()
             raise
@@ -121,8 +122,9 @@ class Plane:
         self.scaling.open(runtime.targets)
         runtime.look_at_workers(plan)
         for event in adopted:
-            self.instances.adopted(event, plan)
-            self.control.tell(event)
+            if not self.traffic.told(event):
+                self.instances.adopted(event, plan)
+                self.control.tell(event)
         self.documents.put_in_force(revision)
         self.beginning.begin()
         self._looking = runtime.tasks.every("plane watch", LOOK_S, self._look)
@@ -225,6 +227,11 @@ class Plane:
             self._changes = self.control.controller.changes
             self.beginning.changed()
             self._announcements.announce()
+
+
+def _tell(traffic: PlaneTraffic, loop: ControlLoop, event: control.ControllerEvent) -> None:
+    if not traffic.told(event):
+        loop.tell(event)
 
 
 def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pointsman.config.plan import DeploymentPlan
+from pointsman.control.events import ControllerEvent
 from pointsman.errors import UnknownName
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS
 from pointsman.routing.events import Rested
@@ -105,6 +106,10 @@ class PlaneTraffic(Protocol):
         """Open lanes for new deployments, reconfigure those whose plans differ, and close those that are gone."""
         ...
 
+    def told(self, event: ControllerEvent) -> bool:
+        """Something has happened to a process. True if that is one of the traffic's own, and not of an instance."""
+        ...
+
     def look(self, instance_ids: Iterable[str]) -> None:
         """Called every second. Refuse what waits in vain. `instance_ids`: those that the plane knows, ready or not."""
         ...
@@ -135,7 +140,7 @@ class TrafficLoad:
             return None
         fleet = lane.dispatcher.fleet
         endpoint = fleet[instance_id]
-        on_it = int(fleet.load.columns[IN_FLIGHT_REQUESTS][endpoint.row])
+        on_it = int(fleet.load.columns[IN_FLIGHT_REQUESTS][endpoint.row] - endpoint.theirs[0])
         return Activity(endpoint.requests, on_it, endpoint.worked_at)
 
     def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
@@ -162,6 +167,9 @@ class LocalTraffic:
         self.load = TrafficLoad(traffic)
         self.demand = self
         self.configure, self.status = traffic.configure, traffic.status
+
+    def told(self, event: ControllerEvent) -> bool:
+        return False
 
     def look(self, instance_ids: Iterable[str]) -> None:
         for lane in list(self.lanes.lanes.values()):

@@ -7,8 +7,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
@@ -33,6 +32,7 @@ from pointsman.runtimes.local.store import FILE, LOCK_FILE, Lock, SqliteDocument
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
+from pointsman.wire.shared_memory import BufferFiles
 
 # What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
 
@@ -67,11 +67,11 @@ class LocalReplicaAccess:
         return msgspec.structs.replace(launch, env={**launch.env, **environment, **_python_path(launch.env)})
 
 
-class SharedFolder:
-    """`SharedMemory` of the interface: files in a folder that lies in memory, where the system has such a place."""
+class SharedFolder(BufferFiles):
+    """A folder that lies in memory, where the system has such a place."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         _own_folder(path)
 
     def clear(self) -> None:
@@ -81,18 +81,6 @@ class SharedFolder:
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(OSError):
-                (self.path / name).unlink()
-
-    def remove_older_than(self, age_s: float) -> None:
-        oldest = time.time() - age_s
-        with suppress(OSError):
-            for file in self.path.iterdir():
-                if not file.name.startswith(".") and file.stat().st_ctime < oldest:
-                    file.unlink()
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:
