@@ -225,6 +225,7 @@ class GatewayOwner:
         """What happened to processes before they were looked for."""
         self._addresses: list[ReservedAddress] = []
         self._ready: bool | None = None
+        self._beat_at = time.monotonic()
         traffic.process_told = self._process_told
         traffic.configured = self._tell_documents
         self.links.welcome = lambda: (self._documents(), Readiness(self._plane is not None and self._plane.ready))
@@ -251,12 +252,12 @@ class GatewayOwner:
 
     async def open(self, plane: PlaneOperations) -> None:
         """Start the gateways, or adopt them, and wait until all listen. Raises `PointsmanError`."""
-        if not self.members:
-            return
         tasks, clock = self._gateway.tasks, plane.runtime.clock
         self._processes = GatewayProcesses(plane.runtime, clock, tasks, COMMAND, self._process_changed)
         early, self._early = self._early, []
         self._processes.adopt(self.members, early)
+        if not self.members:
+            return
         tasks.every("gateways", SHARE_S, self._beat)
         plane.listeners.append(self._tell_readiness)
         try:
@@ -327,6 +328,9 @@ class GatewayOwner:
                 self._granted.granted(grants, now)
             elif (send := self.members[name].send) is not None:
                 send(Grants(grants))
+        late_s, self._beat_at = now - self._beat_at, now
+        if late_s > HUNG_S / 4:  # it was this process that hung
+            seen_at.update(dict.fromkeys(seen_at, now))
         for one in self.members.values():
             if one.send is not None and now - seen_at.get(one.name, now) > HUNG_S:
                 seen_at[one.name] = now

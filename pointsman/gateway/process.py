@@ -341,7 +341,8 @@ class GatewayProcess:
             return
         if is_beat:
             self._reported_at = now
-        counts = {lane.name: gateway.metrics.of(lane.name) for lane in gateway.traffic.lanes.values()}
+        totals = {name: gateway.metrics.totals(name) for name in gateway.metrics.names()}
+        internal = {lane.name for lane in gateway.traffic.all_lanes() if lane.plan.internal}
         self.link.tell(
             LinkReport(
                 now,
@@ -351,9 +352,9 @@ class GatewayProcess:
                 tenants,
                 len(gateway.clients),
                 gateway.in_flight,
-                sum(sum(one.statuses.values()) for one in counts.values()),
+                sum(answered for name, (answered, *_) in totals.items() if name not in internal),
                 _problems(gateway, now) if is_beat else None,
-                {name: gateway.metrics.totals(name) for name in gateway.metrics.names()},
+                totals,
             )
         )
 

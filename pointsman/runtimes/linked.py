@@ -115,9 +115,9 @@ class LinkedTraffic:
         self.peers.begin_again()
 
     def observe(self) -> None:
-        """Keep what ends in the lanes that are open now, for reports."""
+        """Keep what ends in the lanes that are open now and are scaled, for reports."""
         for lane in self.traffic.lanes.values():
-            lane.dispatcher.listen(partial(self._ended, lane.name))
+            lane.dispatcher.listen(None if lane.plan.scaling is None else partial(self._ended, lane.name))
 
     def _ended(self, deployment: str, record: Record) -> None:
         self._endings.setdefault(deployment, []).append(Ending.of(record))

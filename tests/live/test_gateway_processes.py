@@ -1,16 +1,22 @@
 """Two gateway processes before one plane: requests, records, metrics and limits as of one; each may be killed."""
 
+import json
 import os
 import re
 import signal
 import time
 from typing import Any
 
+import grpc
 import httpx2 as httpx
 
+import pointsman as pm
 from bench.chaos.clients import Verdict
 from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
+from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
+from tests.gateway.grpc.grpc_bed import request
+from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import hashed, manifest, simulated
 from tests.live.test_recovery import GRACE_S, free_port
 
@@ -148,6 +154,29 @@ def test_drains_scaling_down_and_changes_lose_nothing(plane: LivePlane) -> None:
     assert load.unexpected() == []
     assert any(one.request.model == "n" for one in load.samples), "every process knows the alias"
     assert first.keys() != plane.pids().keys()
+
+
+def test_every_process_serves_applications_over_http_and_grpc(plane: LivePlane) -> None:
+    port = free_port()
+    url = up(plane, shared(grpcListen=f"127.0.0.1:{port}"))
+    text = pm.build(nodes.diamond(), name="diamond", folder=plane.folder).to_yaml()
+    plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+    plane.until(plane.is_settled, "replicas ready")
+
+    def is_known() -> bool:
+        return all(httpx.post(f"{url}/diamond", json=[1, 2, 3], timeout=30).status_code == 200 for _ in range(6))
+
+    plane.until(is_known, "known to every process")
+    answers = [httpx.post(f"{url}/diamond", json=[1, 2, 3], timeout=30) for _ in range(8)]
+    assert [answer.json() for answer in answers] == [8] * 8
+    found = plane.admin.get("requests", answers[0].headers["x-request-id"])
+    assert (found["application"], found["state"], len(found["steps"])) == ("diamond", "served", 3)
+    for number in range(6):  # a channel of its own, and so a connection
+        with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            predict = channel.unary_unary(
+                f"/{SERVICE}/Predict", PredictRequest.SerializeToString, PredictResponse.FromString
+            )
+            assert json.loads(predict(request("diamond", [1, 2, 3]), timeout=20).json) == 8, number
 
 
 def test_limits_hold_for_all_processes_together(plane: LivePlane) -> None:
