@@ -156,6 +156,7 @@ class DeploymentRow:
 WORKER_HEADS = ("worker", "state", "cpus", "gpus", "memory", "instances", "labels")
 APPLICATION_HEADS = ("application", "at", "nodes", "ready")
 NODE_HEADS = ("node", "kind", "ready", "waiting", "running", "answered", "errors", "mean")
+GATEWAY_HEADS = ("gateway", "state", "pid", "connections", "in flight", "requests", "restarts")
 TENANT_HEADS = ("tenant", "in flight", "spent", "reserved", "budget", "until", "tokens left", "requests left")
 DEPLOYMENT_HEADS = ("deployment", "model", "ready", "waiting", "running", "decided by")
 
@@ -180,6 +181,9 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     tenants = [_tenant_row(one) for one in status.get("tenants") or () if _is_limited(one)]
     if tenants:
         lines += ["", text_table(TENANT_HEADS, tenants)]
+    gateways = [_gateway_row(one) for one in status.get("gateways") or ()]
+    if gateways:
+        lines += ["", text_table(GATEWAY_HEADS, gateways)]
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
@@ -196,6 +200,12 @@ def _worker_row(worker: Mapping[str, Any]) -> list[str]:
     memory = gib(worker["memory_bytes"]) if "memory_bytes" in worker else ""
     labels = ", ".join(f"{name}={value}" for name, value in worker.get("labels", {}).items())
     return [worker["name"], state, *figures, memory, str(worker["instances"]), labels]
+
+
+def _gateway_row(one: Mapping[str, Any]) -> list[str]:
+    state = ("listens" if one["url"] else "starting") if one["connected"] else "lost"
+    figures = [one[name] for name in ("pid", "connections", "in_flight", "requests", "restarts")]
+    return [one["name"], state, *("" if figure is None else str(figure) for figure in figures)]
 
 
 def _is_limited(tenant: Mapping[str, Any]) -> bool:

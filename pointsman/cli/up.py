@@ -178,7 +178,7 @@ class ProgressView:
         return schema
 
     def stopping(self) -> None:
-        in_flight = self._embedded.gateway.in_flight
+        in_flight = self._embedded.in_flight
         self._print(f"stopping: {in_flight} requests in flight; Ctrl-C again to cut them off")
 
     def stopped(self, cut_off: int) -> None:
@@ -202,7 +202,7 @@ class JsonView(ProgressView):
         self._tell({"event": "status", **self._embedded.status()})
 
     def stopping(self) -> None:
-        self._tell({"event": "stopping", "in_flight": self._embedded.gateway.in_flight})
+        self._tell({"event": "stopping", "in_flight": self._embedded.in_flight})
 
     def stopped(self, cut_off: int) -> None:
         self._tell({"event": "stopped", "cut_off": cut_off})

@@ -17,7 +17,7 @@ from pointsman.parameters import duration_text, is_duration, is_secret, without_
 from pointsman.render.text import quantity, text_table
 from pointsman.scaling.limits import ScalingPlan
 
-AFTER_A_RESTART = frozenset({"listen", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
+AFTER_A_RESTART = frozenset({"listen", "processes", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that take effect after a restart."""
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
 """Scaling settings of an application itself; the others are reported for its nodes."""

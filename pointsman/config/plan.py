@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,22 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
             made, price = self.picker.dispatch_plan(self.first_wait_s), UNKNOWN_PRICE
         return msgspec.structs.replace(made, budget=WithinBudget(price))
 
+    def among(self, gateways: int) -> "DeploymentPlan":
+        """The same for one of several gateways, with its part of the limits of queues."""
+        flow = None if self.picker is None else self.picker.flow_control
+        if self.picker is None or flow is None or gateways == 1:
+            return self
+        negative = flow.default_negative_band
+        own = msgspec.structs.replace(
+            flow,
+            bands=tuple(_part(band, gateways) for band in flow.bands),
+            default_band=_part(flow.default_band, gateways),
+            default_negative_band=None if negative is None else _part(negative, gateways),
+            max_requests=_quotient(flow.max_requests, gateways),
+            max_bytes=_quotient(flow.max_bytes, gateways),
+        )
+        return msgspec.structs.replace(self, picker=msgspec.structs.replace(self.picker, flow_control=own))
+
     def summary(self) -> str:
         wanted = self.desired
         number = str(wanted.replicas)
@@ -209,6 +226,16 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.endpoints_file is not None:
             runs.append(f"endpoints of {self.endpoints_file.name}")
         return f"{self.name} ({', '.join([*runs, self.decided_by])})"
+
+
+def _part(band: BandSettings, gateways: int) -> BandSettings:
+    most = _quotient(band.max_requests, gateways), _quotient(band.max_bytes, gateways)
+    return msgspec.structs.replace(band, max_requests=most[0], max_bytes=most[1])
+
+
+def _quotient(most: int | None, gateways: int) -> int | None:
+    """A gateway's part of a limit, rounded up; None: there is no limit."""
+    return None if most is None else ceil(most / gateways)
 
 
 def code_of_scaling(plan: ScalingPlan | None) -> str:

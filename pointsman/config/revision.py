@@ -94,6 +94,10 @@ class Revision(msgspec.Struct, frozen=True):
             raise PointsmanError(_belongs_to(self.manifest, name))
         raise UnknownName("application", name, [*own, *self.deployed])
 
+    def sources(self) -> tuple[ManifestText | None, dict[str, ManifestText]]:
+        """The manifest, and the applications deployed beside it."""
+        return self.manifest, {name: one.document for name, one in self.deployed.items()}
+
     def plan(self) -> PointsmanPlan:
         """Everything in one plan. Raises `ConfigError` where names clash or models are missing."""
         whole = self.base.with_applications(one.plan for one in self.deployed.values())

@@ -1,7 +1,6 @@
 """The documents as types: `Pointsman`, `Application`, and the published `EndpointPickerConfig`.
 
-Fields are snake case here and camel case in YAML. A section whose settings another package declares has that package's
-type, or one derived from it.
+Fields are snake case here and camel case in YAML. A section that another package declares has that package's type.
 """
 
 from typing import Annotated, Any, Literal
@@ -334,6 +333,8 @@ class GatewaySpec(Section, frozen=True):
 
     listen: str = "127.0.0.1:8080"
     """host:port; port 0 takes a free one."""
+    processes: Count = 1
+    """That serve clients; with several, the process of the plane serves none itself."""
     grpc_listen: str = ""
     """host:port for gRPC; empty: none."""
     tls: TlsSpec | None = None
@@ -348,8 +349,7 @@ class GatewaySpec(Section, frozen=True):
     allowed_hosts: list[str] = []
     """Names, beside those of this machine, that browsers and clients may use in Host and Origin."""
     public_pages: bool | None = None
-    """Serve /metrics and the schemas of applications without a key; default: unless there are keys and the gateway
-    listens beyond this machine."""
+    """Serve /metrics and schemas of applications without a key; default: unless it has keys and listens beyond here."""
     paths: tuple[str, ...] = PATHS
     """Paths of engines, beside those of the OpenAI API and of Anthropic's, that are passed on to instances."""
     upstream: UpstreamSpec = UpstreamSpec()

@@ -22,6 +22,10 @@ class Samples:
         readable = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         self._text = "\n" + readable.replace("\r", "")
 
+    @property
+    def text(self) -> str:
+        return self._text
+
     def value(self, name: str, **labels: str) -> float | None:
         """The sum over all label sets that have these labels; None if none has a finite value."""
         found = [value for has, value in self._of(name) if not labels or labels.items() <= _labels(has).items()]

@@ -4,35 +4,29 @@ Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: it passes reque
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
 from pointsman.config.changes import Changes, NotConfirmed
-from pointsman.config.problems import a
 from pointsman.config.revision import ManifestText
 from pointsman.errors import (
     ConfigError,
     NotStored,
     PointsmanError,
     UnknownName,
-    command,
     in_words,
-    listed,
-    nearest,
-    shown,
 )
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway, GatewayPage
+from pointsman.gateway.lookup import AdminCall, AskGateways, NotFound, RequestAdmin, number_in, of_another_kind
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.gateway.records import SEARCHED, AnyRecord, newest_first
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.render.text import one_line
@@ -47,20 +41,6 @@ UNNAMED = "the admin API"
 """The author, if the request names none."""
 
 
-class NotFound(PointsmanError):
-    """The request names something that does not exist."""
-
-
-class BadQuery(PointsmanError):
-    """A query parameter is not valid."""
-
-
-class AdminCall(msgspec.Struct):
-    parts: list[str]
-    query: dict[str, str]
-    body: bytes
-
-
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
 
 
@@ -69,53 +49,6 @@ def changes_body(changes: Changes) -> dict[str, Any]:
     told = {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
     asked = {"destructive": list(changes.dangers), "confirmation": changes.confirmation}
     return told | (asked if changes.dangers else {})
-
-
-KINDS = ("deployment", "application", "instance", "model")
-"""Of names, in the order in which they are searched."""
-
-
-def of_another_kind(kind: str, name: str, status: Mapping[str, Any]) -> str:
-    """What the name of something else is, where one of this kind was asked for, and what belongs to it; empty if
-    nothing has this name. `kind`: application, deployment, instance or request."""
-    rows = _rows(status)
-    for other in KINDS:
-        mine = [row for row in rows if name in row[other]] if other != kind else []
-        if mine:
-            what = f'"{shown(name)}" is {a(other)}, not {a(kind)}'
-            if kind == "request":
-                explain = f", or: {command('explain', 'deployment', name)}" if other == "deployment" else ""
-                return f"{what}; to list requests: {command('requests')}{explain}"
-            related = sorted({one for row in mine for one in row[kind]})
-            if related:
-                return f"{what}; {'it belongs to' if other == 'instance' else 'use'}: {listed(related)}"
-            known = sorted({one for row in rows for one in row[kind]})
-            return f"{what}; {f'known: {listed(known)}' if known else f'there is no {kind}'}; see: {command('status')}"
-    if kind in KINDS and nearest(name, (one for row in rows for one in row[kind])) is None:
-        for other in KINDS:
-            near = nearest(name, (one for row in rows for one in row[other]))
-            if near is not None:
-                return f'unknown {kind} "{shown(name)}"; there is {a(other)} "{near}"'
-    return ""
-
-
-def _rows(status: Mapping[str, Any]) -> list[dict[str, list[str]]]:
-    """The names that belong to each deployment, by their kind."""
-    owners = {
-        deployment: one["name"]
-        for one in status.get("applications") or ()
-        for node in one["nodes"]
-        for deployment in node["deployments"]
-    }
-    return [
-        {
-            "deployment": [one["name"]],
-            "application": [owners[one["name"]]] if one["name"] in owners else [],
-            "instance": [instance["id"] for instance in one["instances"]],
-            "model": [] if one["internal"] else [one["model"], *one["aliases"]],
-        }
-        for one in status["deployments"]
-    ]
 
 
 class DocumentRequest(ManifestText, frozen=True):
@@ -227,56 +160,6 @@ class DeploymentAdmin:
         return self._plane.scaling.status(call.parts[1])
 
 
-class RequestAdmin:
-    """`/admin/v1/requests`: records of requests."""
-
-    def __init__(
-        self, gateway: Gateway, status: Callable[[], dict[str, Any]], applications: Applications | None
-    ) -> None:
-        self._gateway = gateway
-        self._status = status
-        self._applications = applications
-
-    async def one(self, call: AdminCall) -> dict[str, Any]:
-        request_id, now = call.parts[1], time.monotonic()
-        found = None if self._applications is None else self._applications.record_of(request_id)
-        if found is not None:
-            return {**found.as_dict(), "arrived": _date(found.arrived_at, now), "text": str(found)}
-        for lane in self._gateway.traffic.all_lanes():
-            record = lane.dispatcher.explain(request_id, now)
-            if record is not None:
-                return {**record.as_dict(), "arrived": _date(record.arrived_at, now), "text": str(record)}
-        old = self._gateway.history.find(request_id)
-        if isinstance(old, dict):
-            return {**old, "arrived": _iso(old["arrived"])}
-        if old is not None:
-            return {**old.as_dict(), "arrived": _date(old.arrived_at, now), "text": str(old)}
-        kept = self._gateway.settings.keep_records
-        raise NotFound(
-            of_another_kind("request", request_id, self._status())
-            or f'there is no record of a request "{shown(request_id)}"; the newest {kept} of each deployment are kept; '
-            f"to list them: {command('requests')}"
-        )
-
-    async def newest(self, call: AdminCall) -> dict[str, Any]:
-        """Of clients; those of pipelines without their steps, unless an instance or `steps` is asked for."""
-        now, query, history = time.monotonic(), call.query, self._gateway.history
-        limit = _number(query, "limit", 50)
-        steps = "instance" in query or "steps" in query
-        lanes = [lane for lane in self._gateway.traffic.all_lanes() if steps or not lane.plan.internal]
-        records: list[AnyRecord] = [one for lane in lanes for one in lane.dispatcher.records.newest()]
-        records += history.kept()
-        if self._applications is not None:
-            records += self._applications.records.newest()
-        found = newest_first([one for one in records if _matches(one.summary(), query)])
-        listed = [{**one.summary(), "arrived": _date(one.arrived_at, now)} for one in found[:limit]]
-        stored = history.stored(query)
-        for at, line in stored[: limit - len(listed)]:
-            old = msgspec.json.decode(line)
-            listed.append({name: old[name] for name in old if name not in ("details", "text")} | {"arrived": _iso(at)})
-        return {"requests": listed, "found": len(found) + len(stored)}
-
-
 class Admin:
     """Answers requests under `/admin/v1`."""
 
@@ -287,8 +170,9 @@ class Admin:
         status: Callable[[], dict[str, Any]],
         stop: Callable[[], None],
         applications: Applications | None = None,
+        ask: AskGateways | None = None,
     ) -> None:
-        """`status`: of plane and gateway. `stop` stops both."""
+        """`status`: of plane and gateway. `stop` stops both. `ask`: asks gateways in other processes."""
         self._gateway = gateway
         self._plane = plane
         self._stop = stop
@@ -297,7 +181,7 @@ class Admin:
         self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
         self._documents = DocumentAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
-        self._requests = RequestAdmin(gateway, status, applications)
+        self._requests = RequestAdmin(gateway, status, applications, ask)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.pages.trees[PREFIX] = GatewayPage(self.serve, self._check)
 
@@ -413,7 +297,7 @@ class Admin:
 
     async def _logs(self, call: AdminCall) -> dict[str, Any]:
         name = call.parts[1]
-        return {"instance": name, "text": await self._plane.instances.logs(name, _number(call.query, "lines", 100))}
+        return {"instance": name, "text": await self._plane.instances.logs(name, number_in(call.query, "lines", 100))}
 
     async def _drain(self, call: AdminCall) -> dict[str, Any]:
         self._plane.control.drain(call.parts[1])
@@ -437,26 +321,3 @@ class AdminRequest:
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    """Raises `BadQuery`."""
-    text = query.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise BadQuery(f'{name} is "{text[:60]}"; it must be a whole number')
-    return int(text)
-
-
-def _date(at: float, now: float) -> str:
-    """A time of the monotonic clock, in ISO format."""
-    return (datetime.now(UTC) - timedelta(seconds=now - at)).isoformat(timespec="milliseconds")
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-def _matches(summary: Mapping[str, Any], query: Mapping[str, str]) -> bool:
-    return all(query.get(name, summary[name]) == summary[name] for name in SEARCHED)

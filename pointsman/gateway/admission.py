@@ -6,14 +6,14 @@ Enters: requests of models and of pipelines alike. Leaves: the same requests, bo
 import secrets
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pointsman.config.schema import GatewaySpec, KeySpec, PriceSpec
+from pointsman.config.schema import GatewaySpec, KeySpec, PriceSpec, TenantSpec
 from pointsman.errors import PointsmanError, shown
 from pointsman.gateway.tenants import Charge, Denial, Tenant, UsageBook
 from pointsman.http.heads import HttpRequest
@@ -106,6 +106,8 @@ class Admission:
 
     def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
         self.usage = UsageBook()
+        self.tenants: Callable[[Sequence[TenantSpec]], dict[str, Tenant]] = self.usage.tenants
+        """The tenants with these limits: those of the usage book, or what this gateway was granted of them."""
         self.configure(settings)
         self.names_in_flight: Container[str] = ()
         """Ids of pipeline requests, which are not sent anywhere themselves: their steps are."""
@@ -116,7 +118,7 @@ class Admission:
         self._count = 0
 
     def configure(self, settings: GatewaySpec) -> None:
-        self.keys = Keys(settings.keys, self.usage.tenants(settings.tenants), settings.admin_key_sha256)
+        self.keys = Keys(settings.keys, self.tenants(settings.tenants), settings.admin_key_sha256)
         self._pages_are_public = _are_public(settings)
 
     def page_reader(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:

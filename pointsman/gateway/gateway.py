@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
@@ -242,7 +242,9 @@ class Gateway:
         self.traffic.hooks.gone = self.upstream.instance_left
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
-        self.metrics.sources.append(lambda page: tenant_metrics(page, self.admission.report()))
+        self.tenants: Callable[[], list[dict[str, Any]]] = self.admission.report
+        """What tenants have used of their limits; see `Tenant.report`."""
+        self.metrics.sources.append(lambda page: tenant_metrics(page, self.tenants()))
         self.clients = Clients(self)
         self.draining = False
         """No new requests are accepted; those in flight are finished."""

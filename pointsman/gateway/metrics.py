@@ -64,20 +64,23 @@ class GatewayMetrics:
             counts = self._deployments[deployment] = DeploymentCounts()
         return counts
 
-    def summary(self, deployment: str) -> dict[str, float | None]:
+    def names(self) -> list[str]:
+        """The deployments and applications that have counts."""
+        return list(self._deployments)
+
+    def totals(self, deployment: str) -> tuple[int, int, float, int]:
+        """Requests answered, errors, seconds of all that ended, and how many that are."""
         counts = self._deployments.get(deployment) or DeploymentCounts()
-        ended = sum(counts.total.counts)
         failed = sum(number for status, number in counts.statuses.items() if status >= 500)
-        return {
-            "answered": sum(counts.statuses.values()),
-            "errors": failed + counts.broken_off,
-            "mean_ms": round(counts.total.total / ended * 1000, 3) if ended else None,
-        }
+        answered = sum(counts.statuses.values())
+        return answered, failed + counts.broken_off, counts.total.total, sum(counts.total.counts)
 
     def text(self, gateway: "Gateway") -> str:
         """The page, in the format of Prometheus."""
         page = Page()
-        page.gauge("connections", "Open client connections.", {(): len(gateway.clients)})
+        page.gauge(
+            "connections", "Open client connections.", {(): sum(not client.is_local for client in gateway.clients)}
+        )
         page.gauge("buffered_bytes", "Bytes of requests in memory.", {(): gateway.buffered.held})
         page.counter("unread_requests", "Requests that could not be read.", _labelled(self.unread, "status"))
         page.counter("limited_requests", "Requests beyond their tenant's limits.", _labelled(self.limited, "tenant"))
@@ -310,6 +313,53 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
         "tenant_requests",
         "Requests that a tenant has left, and gets per minute.",
         kinds(left="requests_left", per_minute="requests_per_minute"),
+    )
+
+
+# One page of several
+
+
+ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes")
+"""Gauges that every gateway has the same of: the largest counts."""
+
+
+def merged(pages: Iterable[str]) -> str:
+    """One page of several: the sum of each sample, in the order in which they first occur."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, dict[str, float]] = {}
+    for page in pages:
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                heads.setdefault(family, [])
+                if line not in heads[family]:
+                    heads[family].append(line)
+            elif line:
+                name, _, number = line.rpartition(" ")
+                values = samples.setdefault(family, {})
+                value = float(number) if "." in number or "e" in number or "n" in number else int(number)
+                known = values.get(name, 0)
+                values[name] = max(known, value) if family in ONCE else known + value
+    lines = [
+        line
+        for family, head in heads.items()
+        for line in (*head, *(f"{name} {value}" for name, value in samples.get(family, {}).items()))
+    ]
+    return "\n".join([*lines, ""])
+
+
+def counters_of(page: str) -> str:
+    """What of a page only grows."""
+    kept, grows = [], False
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            grows = line.rsplit(" ", 1)[1] != "gauge"
+        kept.append((line, grows or line.startswith("# ")))
+    families = {line.split(" ")[2] for line, _ in kept if line.startswith("# TYPE ") and line.endswith(" gauge")}
+    return "\n".join(
+        [line for line, stays in kept if stays and not (line.startswith("# ") and line.split(" ")[2] in families)]
+        + [""]
     )
 
 

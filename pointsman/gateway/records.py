@@ -99,6 +99,8 @@ class StoredRecord(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     tenant: str = ""
     instance: str = ""
+    gateway: str = ""
+    """The process that served it, if the plane has several."""
 
     def is_of(self, query: Mapping[str, str]) -> bool:
         return all(query.get(name, getattr(self, name)) == getattr(self, name) for name in SEARCHED)
@@ -201,6 +203,22 @@ class RecordFile:
             os.close(file)
 
 
+class RecordSink(Protocol):
+    """Where records are stored, one per line."""
+
+    max_bytes: int
+
+    def lines(self, limit: int) -> list[bytes]:
+        """The newest lines of earlier planes, oldest first."""
+        ...
+
+    def append(self, lines: Iterable[bytes]) -> None: ...
+
+    def problems(self) -> list[str]: ...
+
+    async def close(self) -> None: ...
+
+
 class RequestHistory:
     """The records that dispatchers do not keep, and the file of all of them."""
 
@@ -219,9 +237,11 @@ class RequestHistory:
         self._traffic = traffic
         self._admission = admission
         traffic.hooks.closed = self._lane_closed
-        self._file: RecordFile | None = None
+        self._file: RecordSink | None = None
         self._stored: list[tuple[StoredRecord, bytes]] = []
         """Of earlier planes, newest first."""
+        self.gateway = ""
+        """The name of this process, if the plane has several."""
 
     # What happens
 
@@ -262,8 +282,9 @@ class RequestHistory:
             self._fresh_strangers.append(record)
         return request_id
 
-    def open(self, file: RecordFile, keep: int) -> None:
+    def open(self, file: "RecordSink", keep: int) -> None:
         """Go on from what is stored, and store there from now on."""
+        self._stored.clear()
         for line in reversed(file.lines(keep)):
             with suppress(msgspec.MsgspecError):  # the last one of a plane that was killed may be cut off
                 self._stored.append((_DECODER.decode(line), line))
@@ -285,7 +306,8 @@ class RequestHistory:
             detailed = min(len(ended), self._detailed)
             self._detailed -= detailed
             plain = len(ended) - detailed
-            self._file.append(_line(one, since_unix, detailed=at >= plain) for at, one in enumerate(ended))
+            whose = {"gateway": self.gateway} if self.gateway else {}
+            self._file.append(_line(one, since_unix, whose, detailed=at >= plain) for at, one in enumerate(ended))
 
     def _lane_closed(self, lane: Lane) -> None:
         if not lane.plan.internal:  # steps of pipelines are in the record of their request
@@ -311,21 +333,43 @@ class RequestHistory:
         """Of this plane, in no order."""
         return [*self.gone, *self.limited, *self.strangers]
 
-    def find(self, request_id: str) -> AnyRecord | dict[str, Any] | None:
-        """The newest record of a request that no dispatcher keeps; one of an earlier plane as it was stored."""
+    def kept_of(self, request_id: str) -> AnyRecord | None:
+        """The newest record of a request that no dispatcher keeps."""
         here = [one for one in self.kept() if getattr(one, "request_id", "") == request_id]
-        if here:
-            return max(here, key=lambda one: one.arrived_at)
-        line = next((line for stored, line in self._stored if stored.request_id == request_id), None)
-        return None if line is None else as_explained(msgspec.json.decode(line))
+        return max(here, key=lambda one: one.arrived_at) if here else None
 
     def stored(self, query: Mapping[str, str]) -> list[tuple[float, bytes]]:
         """(Unix time of arrival, line) of stored records, newest first."""
         return [(one.arrived, line) for one, line in self._stored if one.is_of(query)]
 
 
-def _line(record: AnyRecord, since_unix: float, *, detailed: bool) -> bytes:
-    data = record.summary()
+def store(history: RequestHistory, lines: Sequence[bytes]) -> None:
+    """Store records of another process."""
+    if history._file is not None:
+        history._file.append(lines)
+
+
+def recall(history: RequestHistory, gateway: str, keep: int) -> None:
+    """A process has ended: its records are those that are stored."""
+    stored = history._stored
+    known = {(one.request_id, one.arrived) for one, _ in stored}
+    for line in () if history._file is None else history._file.lines(keep):
+        with suppress(msgspec.MsgspecError):
+            one = _DECODER.decode(line)
+            if one.gateway == gateway and (one.request_id, one.arrived) not in known:
+                stored.append((one, line))
+    stored.sort(key=lambda each: each[0].arrived, reverse=True)
+    del stored[keep:]
+
+
+def stored_of(history: RequestHistory, request_id: str) -> dict[str, Any] | None:
+    """A record of an earlier plane, as it was stored; None if there is none."""
+    line = next((line for stored, line in history._stored if stored.request_id == request_id), None)
+    return None if line is None else as_explained(msgspec.json.decode(line))
+
+
+def _line(record: AnyRecord, since_unix: float, whose: dict[str, str], *, detailed: bool) -> bytes:
+    data = record.summary() | whose
     data["arrived"] = since_unix + record.arrived_at
     if detailed:
         data["details"], data["text"] = record.as_dict(), str(record)

@@ -7,7 +7,7 @@ that survives new settings and restarts. The one rule: a charge is settled once,
 import time
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -82,6 +82,8 @@ SETTLES_S = 1
 class Tenant:
     """The limits of a tenant, what it has used of them, and what requests in flight may still use."""
 
+    kind: ClassVar[type[Bucket]] = Bucket
+
     def __init__(self, spec: TenantSpec) -> None:
         self.name = spec.name
         self.spec = spec
@@ -93,14 +95,14 @@ class Tenant:
         """Since its usage was last saved."""
         self.period_ends: float | None = None
         """None before the first period begins."""
-        self.requests_left = _bucket(None, spec.requests_per_minute)
-        self.tokens_left = _bucket(None, spec.tokens_per_minute)
+        self.requests_left = _bucket(self.kind, None, spec.requests_per_minute)
+        self.tokens_left = _bucket(self.kind, None, spec.tokens_per_minute)
 
     def configure(self, spec: TenantSpec) -> None:
         """New limits; what was used and reserved stays."""
         self.spec = spec
-        self.requests_left = _bucket(self.requests_left, spec.requests_per_minute)
-        self.tokens_left = _bucket(self.tokens_left, spec.tokens_per_minute)
+        self.requests_left = _bucket(self.kind, self.requests_left, spec.requests_per_minute)
+        self.tokens_left = _bucket(self.kind, self.tokens_left, spec.tokens_per_minute)
 
     @property
     def is_limited(self) -> bool:
@@ -159,17 +161,21 @@ class Tenant:
         spec, reserved = self.spec, self.cost
         if spec.cost_budget is None:
             return None
-        left = spec.cost_budget - self.spent_by(now)
+        left = self.budget_left(now)
         budget = f"budget of {spec.cost_budget:g} per {spec.cost_period:g} s"
         if left <= 0:
-            assert self.period_ends is not None
-            return Denial(f'"{self.name}" has spent its {budget}', max(1, ceil(self.period_ends - now)))
+            retry_s = SETTLES_S if self.period_ends is None else max(1, ceil(self.period_ends - now))
+            return Denial(f'"{self.name}" has spent its {budget}', retry_s)
         free = left - reserved.amount
         if not reserved.holders or (free > 0 and cost <= free):
             return None
         held = f"{reserved.amount:g} is reserved for {_requests(reserved.holders)} in flight"
         why = f'"{self.name}" has {left:g} left of its {budget}: {held}, and this one may cost {cost:g}'
         return Denial(f"{why}; a lower max_tokens reserves less", SETTLES_S)
+
+    def budget_left(self, now: float) -> float:
+        """Of the budget that it has, in the period of this time."""
+        return (self.spec.cost_budget or 0.0) - self.spent_by(now)
 
     def use(self, cost: float, tokens: float, now: float) -> None:
         """Charge what was used; below 0 if it was less than was charged before."""
@@ -187,10 +193,6 @@ class Tenant:
         elif ends > now + period:  # the period was made shorter
             self.period_ends = now + period
         return self.spent
-
-    def is_idle(self, now: float) -> bool:
-        """Whether it has nothing in flight, and no period that would go on."""
-        return not self.tokens.holders and (self.period_ends is None or now >= self.period_ends)
 
     def report(self, now: float, wall: float) -> dict[str, Any]:
         """Usage against limits, as plain data. `wall`: Unix time."""
@@ -211,10 +213,15 @@ class Tenant:
         }
 
 
-def _bucket(before: Bucket | None, per_minute: float | None) -> Bucket | None:
+def _bucket(kind: type[Bucket], before: Bucket | None, per_minute: float | None) -> Bucket | None:
     if per_minute is None:
         return None
-    return Bucket(per_minute) if before is None else before.limited_to(per_minute)
+    return kind(per_minute) if before is None else before.limited_to(per_minute)
+
+
+def is_idle(tenant: Tenant, now: float) -> bool:
+    """Whether a tenant has nothing in flight, and no period that would go on."""
+    return not tenant.tokens.holders and (tenant.period_ends is None or now >= tenant.period_ends)
 
 
 def _requests(number: int) -> str:
@@ -334,7 +341,7 @@ class UsageBook:
             else:
                 known.configure(spec)
         listed, now = {spec.name: self._tenants[spec.name] for spec in specs}, time.monotonic()
-        self._forget([name for name, one in self._tenants.items() if name not in listed and one.is_idle(now)])
+        self._forget([name for name, one in self._tenants.items() if name not in listed and is_idle(one, now)])
         return listed
 
     def open(self, store: UsageStore) -> None:

@@ -397,6 +397,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "endpoint-listed": "it is listed, at {url}",
     "endpoint-unlisted": "it is not listed any more",
     # Why no instance of a deployment takes requests
+    "not-heard": "the plane has not said yet why none takes requests",
     "none-wanted": "its deployment has no instances and no endpoints now; an operator may add one",
     "no-place-yet": "there is no place for {instance} yet",
     "starting": "{instance} has been starting for {for_s} s",
@@ -470,6 +471,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "instances-unplaced": unplaced,
     # What this process or machine lacks
     "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
+    "gateway-lost": _words("{gateway} is not connected to the plane; it was started again {restarts} times"),
     "usage-refused": _words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
     "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
     "records-not-stored": "records of requests cannot be written to {file}: {error}; {lost} were dropped so far. "

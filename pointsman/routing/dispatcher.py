@@ -15,7 +15,7 @@ from typing import Any
 
 from pointsman.reasons import Reason
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume
+from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume, share
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -35,11 +35,13 @@ from pointsman.routing.events import (
     Refuse,
     Rested,
     Scraped,
+    Shared,
     ShuttingDown,
     TimerFired,
     WakeAt,
     Watch,
 )
+from pointsman.routing.plugins import Learner
 from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal, Record, Useless
 from pointsman.routing.request_table import Pool, RequestTable, Sent
@@ -231,7 +233,14 @@ def _wait_again(sender: Sender, sent: Sent, now: float, commands: list[Dispatche
 class InstanceEvents:
     """What happens to instances: they join, change, leave and report metrics."""
 
-    def __init__(self, sender: Sender, requests: RequestEvents, extractors: Sequence[Extractor]) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        requests: RequestEvents,
+        extractors: Sequence[Extractor],
+        learners: Sequence[Learner],
+    ) -> None:
+        self._learners = learners
         self._sender = sender
         self._requests = requests
         self._extractors = extractors
@@ -293,6 +302,20 @@ class InstanceEvents:
             self._hooks.ask(extractor, ingest, self._fleet, extractor, event.instance_id, event.source, now)
         self._sender.room_on(endpoint, now, commands)
 
+    def shared(self, event: Shared, now: float, commands: list[DispatcherCommand]) -> None:
+        fleet = self._fleet
+        known = [name for name in event.in_flight if name in fleet]
+        for name in known:
+            share(fleet, name, *event.in_flight[name])
+        if event.learned:
+            by_id = {endpoint.id: endpoint for endpoint in fleet.roster}
+            for number, endpoint_id, what in event.learned:
+                if endpoint_id in by_id and number < len(self._learners):
+                    learner = self._learners[number]
+                    self._hooks.ask(learner, learner.learn, by_id[endpoint_id], what, now)
+        for name in known:
+            self._sender.room_on(fleet[name], now, commands)
+
 
 class Dispatcher:
     """Admission, queue, choice, retry, release: `handle(event, now) -> commands`."""
@@ -323,6 +346,8 @@ class Dispatcher:
         """Those in force."""
         self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
         """They read what `Scraped` delivers."""
+        self.learners = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Learner))
+        """They remember what was sent where; `Shared` tells them what others have sent."""
         self._journal.strategy, self.counters.useless = plan.route.name, Useless()
         self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
         self._chooser.failed = self._journal.error
@@ -330,7 +355,7 @@ class Dispatcher:
         hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)
         self._requests = requests = RequestEvents(plan, self._sender, self._max_tries, is_open=is_open)
-        self._instances = instances = InstanceEvents(self._sender, requests, self.extractors)
+        self._instances = instances = InstanceEvents(self._sender, requests, self.extractors, self.learners)
         self._handlers: dict[type[DispatcherEvent], Callable[[Any, float, list[DispatcherCommand]], None]] = {
             Arrived: requests.arrived,
             FirstToken: requests.first_token,
@@ -346,6 +371,7 @@ class Dispatcher:
             Measured: instances.measured,
             Rested: instances.rested,
             Scraped: instances.scraped,
+            Shared: instances.shared,
             TimerFired: self._timer_fired,
         }
 

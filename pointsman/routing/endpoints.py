@@ -109,7 +109,18 @@ METRICS: Attribute[Metrics] = Attribute("metrics")
 class Endpoint:
     """One row of a fleet: an instance, its measurements, its attributes."""
 
-    __slots__ = ("_attributes", "closed", "id", "instance", "metrics", "requests", "rests", "row", "worked_at")
+    __slots__ = (
+        "_attributes",
+        "closed",
+        "id",
+        "instance",
+        "metrics",
+        "requests",
+        "rests",
+        "row",
+        "theirs",
+        "worked_at",
+    )
 
     def __init__(self, instance: ExecutionInstance, row: int) -> None:
         self.id = f"{instance.namespace}/{instance.instance_id}"
@@ -126,6 +137,8 @@ class Endpoint:
         """When it last answered a request of ours; -inf: never."""
         self.rests = False
         """It is idle and observed less often, until a request is sent to it."""
+        self.theirs = (0.0, 0.0)
+        """Requests and tokens that other dispatchers have in flight on it; the columns count them too."""
         self._attributes: dict[str, Observed[Any]] = {}
 
     @property
@@ -210,7 +223,7 @@ class LoadColumns:
 
     def rest(self, endpoint: Endpoint, until: float | None) -> None:
         """Nothing is in flight on it: it may be observed less often, and its measurements hold `until` then."""
-        endpoint.rests = not self.columns[IN_FLIGHT_REQUESTS][endpoint.row]
+        endpoint.rests = self.columns[IN_FLIGHT_REQUESTS][endpoint.row] <= endpoint.theirs[0]
         if endpoint.rests and until is not None:
             self.columns[HOLDS_UNTIL][endpoint.row] = until
 
@@ -396,6 +409,19 @@ def resume(fleet: EndpointTable, now: float) -> list[Endpoint]:
     if over:
         fleet._reset(list(fleet._endpoints), fleet._columns)
     return over
+
+
+def share(fleet: EndpointTable, instance_id: str, requests: float, tokens: float) -> None:
+    """Other dispatchers have this much in flight on an instance now."""
+    endpoint, columns = fleet[instance_id], fleet.load.columns
+    row, (requests_before, tokens_before) = endpoint.row, endpoint.theirs
+    endpoint.theirs = requests, tokens
+    in_flight = columns[IN_FLIGHT_REQUESTS][row] + requests - requests_before
+    columns[IN_FLIGHT_REQUESTS][row] = in_flight
+    ours = in_flight > requests
+    columns[IN_FLIGHT_TOKENS][row] = columns[IN_FLIGHT_TOKENS][row] + tokens - tokens_before if ours else tokens
+    # What the engine reported may include them already: then the load is too high until it is measured again.
+    fleet.load.set(endpoint, max(in_flight, columns[LOAD][row] + requests - requests_before))
 
 
 def observe(fleet: EndpointTable, instance_id: str, attribute: Attribute[T], value: T, now: float) -> None:

@@ -181,6 +181,15 @@ class Rested(DispatcherEvent, frozen=True):
     """When it is measured again; None: it is not measured."""
 
 
+class Shared(DispatcherEvent, frozen=True):
+    """What other dispatchers have in flight, and what they have learned."""
+
+    in_flight: Mapping[str, tuple[float, float]]
+    """By instance: requests, and prompt tokens to compute, of all others together."""
+    learned: tuple[tuple[int, str, Any], ...] = ()
+    """Number of the plugin among those that learn, id of the endpoint, what."""
+
+
 class TimerFired(DispatcherEvent, frozen=True):
     """The time of a `WakeAt` has come."""
 

@@ -3,8 +3,8 @@
 Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class has a role when it has its method.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeAlias, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 
@@ -71,6 +71,18 @@ class DepartureListener(Protocol):
     """Is notified when an instance has left, to drop its state."""
 
     def departed(self, endpoint: Endpoint) -> None: ...
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A plugin that remembers what was sent where, and can remember what others have sent."""
+
+    listener: Callable[[str, Any], None] | None
+    """Called with the id of an endpoint and what was learned of it, as plain data."""
+
+    def learn(self, endpoint: Endpoint, what: Any, now: float) -> None:
+        """Remember what another dispatcher has learned."""
+        ...
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ rule: a session is a preference. It moves when its endpoint has left or may not 
 
 from base64 import b64decode, b64encode
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -126,6 +126,7 @@ class SessionAffinity:
             source.check()
         self.profile = profile_name
         self._bindings = Bindings(by_id.eviction_ttl_seconds, by_id.eviction_sweep_seconds)
+        self.listener: Callable[[str, str], None] | None = None
 
     def bound_to(self, cycle: RequestCycle) -> str | None:
         """The id of the endpoint that the request's session is bound to; None if there is none."""
@@ -143,6 +144,11 @@ class SessionAffinity:
         if bound is None or not any(endpoint.id == bound for endpoint in chosen.ranked.candidates):
             bound = chosen.targets[0].id
         self._bindings.bind(session, bound, cycle.now)
+        if self.listener is not None:
+            self.listener(bound, session)
+
+    def learn(self, endpoint: Endpoint, what: str, now: float) -> None:
+        self._bindings.bind(what, endpoint.id, now)
 
     def response_headers(
         self, request: RequestMetadata, served_by: Endpoint, targets: Mapping[str, Endpoint]

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from pointsman.config.plan import PointsmanPlan
+from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.control.instances import replica_counts, running_counts
@@ -18,11 +18,10 @@ from pointsman.control.status import NO_PROSPECTS, Prospects
 from pointsman.engines import Samples
 from pointsman.http.client import NoResponse, fetch
 from pointsman.reasons import Reason
-from pointsman.routing.records import Record
 from pointsman.runtimes.interface import BackgroundTasks, GpuMeter, Timer
 from pointsman.runtimes.policy_runner import PolicyRunner
+from pointsman.runtimes.serving import Demand, Ending, PlaneTraffic
 from pointsman.runtimes.stores import TargetStore
-from pointsman.runtimes.traffic import Traffic
 from pointsman.scaling.autoscaler import ActivePolicy, Autoscaler, ScalingChange, ScalingSetup
 from pointsman.scaling.deployment import (
     Load,
@@ -50,34 +49,36 @@ TIMEOUT_S = 5.0
 class MetricSources:
     def __init__(
         self,
-        traffic: Traffic,
+        demand: Demand,
         controller: Controller,
         clock: Callable[[], float],
         gpu_usage: GpuMeter,
         tasks: BackgroundTasks,
     ) -> None:
-        self._traffic = traffic
+        self._demand = demand
         self._controller = controller
         self._clock = clock
         self._gpu_usage = gpu_usage
         self._tasks = tasks
         self._custom: dict[str, CustomMetrics] = {}
+        self._plans: dict[str, DeploymentPlan] = {}
 
-    def configure(self, one: ScaledDeployment) -> None:
+    def configure(self, one: ScaledDeployment, plan: DeploymentPlan) -> None:
         """Observe a deployment whose lane is open."""
-        lane, clock = self._traffic.lanes[one.name], self._clock
-        lane.dispatcher.listen(lambda record: _request_ended(one.observed.measurements, record, clock()))
+        clock, self._plans[one.name] = self._clock, plan
+        self._demand.observe(one.name, lambda ended: _ended(one.observed.measurements, ended, clock()))
         if one.name not in self._custom:
             self._custom[one.name] = CustomMetrics(
                 lambda: self._addresses(one), lambda name, value: one.observed.measurements.metric(clock(), name, value)
             )
         custom = self._custom[one.name]
         custom.queries, custom.interval_s = one.plan.metrics, one.plan.limits.interval_s
-        if lane.plan.is_replica or one.plan.metrics:
+        if plan.is_replica or one.plan.metrics:
             custom.start(self._tasks, one.name)
 
     def forget(self, deployment: str) -> None:
         self._custom.pop(deployment).close()
+        del self._plans[deployment]
 
     def close(self) -> None:
         for custom in self._custom.values():
@@ -93,15 +94,13 @@ class MetricSources:
 
     def load(self, one: ScaledDeployment, *, gpus: bool = False) -> Load:
         """The load of a deployment; with the usage of its GPUs as last read, if wanted."""
-        lane = self._traffic.lanes[one.name]
-        lane.start_up_s = one.observed.start_up_s
-        dispatcher, desired = lane.dispatcher, lane.plan.desired
-        usages = [each.metrics.kv_cache_usage for each in dispatcher.fleet.roster if each.metrics is not None]
+        self._demand.expect(one.name, one.observed.start_up_s)
+        counts, desired = self._demand.counts(one.name), self._plans[one.name].desired
         return Load(
-            running=dispatcher.running,
-            waiting=len(dispatcher) - dispatcher.running,
-            arrived=dispatcher.counters.arrived,
-            kv_usage=sum(usages) / len(usages) if usages else None,
+            running=counts.running,
+            waiting=counts.waiting,
+            arrived=counts.arrived,
+            kv_usage=counts.kv_usage,
             gpu_usage=self._gpu_usage.of(one.members, self._controller.instances()) if gpus else None,
             max_concurrency=desired.max_concurrency or desired.engine_slots,
             start_timeout_s=desired.lifecycle.start_timeout_s,
@@ -113,31 +112,21 @@ class MetricSources:
 
     def _addresses(self, one: ScaledDeployment) -> list[Address]:
         """Replicas that may have custom metrics."""
-        lane = self._traffic.lanes.get(one.name)
-        if lane is None or not lane.plan.is_replica:
+        plan = self._plans.get(one.name)
+        if plan is None or not plan.is_replica:
             return []
         ready = [each for each in self._controller.instances() if each.phase is Phase.READY]
         return [Address(each.host, each.port, each.tls) for each in ready if each.deployment in one.members]
 
 
-def _request_ended(measurements: Measurements, record: Record, now: float) -> None:
-    """A request that was refused counts for deadlines only."""
-    if record.ended_at is None or record.refusal is not None:
-        measurements.ended(now, met_slo=record.met_deadline)
-        return
-    latency_s = record.ended_at - record.arrived_at
-    first_s = None if record.first_token_at is None else record.first_token_at - record.arrived_at
-    tokens = record.output_tokens or 0
-    per_token_ms = None
-    if first_s is not None and tokens > 1:
-        per_token_ms = (latency_s - first_s) * 1000 / (tokens - 1)
+def _ended(measurements: Measurements, one: Ending, now: float) -> None:
     measurements.ended(
         now,
-        latency_ms=latency_s * 1000,
-        ttft_ms=None if first_s is None else first_s * 1000,
-        tpot_ms=per_token_ms,
-        met_slo=record.met_deadline,
-        tokens=record.input_tokens + tokens,
+        latency_ms=one.latency_ms,
+        ttft_ms=one.ttft_ms,
+        tpot_ms=one.tpot_ms,
+        met_slo=one.met_slo,
+        tokens=one.tokens,
     )
 
 
@@ -276,7 +265,7 @@ MakePolicyCalls: TypeAlias = Callable[
 class PlaneScaling:
     def __init__(
         self,
-        traffic: Traffic,
+        traffic: PlaneTraffic,
         controller: Controller,
         retarget: Callable[[], None],
         evict: Callable[[str, Reason], None],
@@ -293,7 +282,7 @@ class PlaneScaling:
         self._clock = clock
         self._autoscaler = Autoscaler()
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
-        self._sources = MetricSources(traffic, controller, clock, gpu_usage, tasks)
+        self._sources = MetricSources(traffic.demand, controller, clock, gpu_usage, tasks)
         self._loop = policies(self._autoscaler, self._sources, clock, self._decided, tasks)
         self._state = ScalingState(self._autoscaler, clock)
 
@@ -313,8 +302,9 @@ class PlaneScaling:
         """Apply a plan whose lanes are open. Targets stay."""
         for name in self._state.configure(plan.scaling_setup(), running_counts(self._controller.instances())):
             self._sources.forget(name)
+        plans = {one.name: one for one in plan.deployments}
         for one in self._autoscaler.deployments.values():
-            self._sources.configure(one)
+            self._sources.configure(one, plans[one.name])
         self._loop.wake()
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
@@ -361,7 +351,7 @@ class PlaneScaling:
     def _decided(self, change: ScalingChange, deployments: Iterable[ScaledDeployment], now: float) -> None:
         """A policy has answered: apply its targets, and make room for instances that have no place."""
         self._apply(change)
-        used = {name for name, lane in self._traffic.lanes.items() if len(lane.dispatcher)}
+        used = self._traffic.demand.used()
         for one in deployments:
             made = self._preemptor.make_room(one, used, now)
             for instance_id, why in made.evictions:

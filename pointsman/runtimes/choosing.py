@@ -7,8 +7,8 @@ import msgspec
 
 from pointsman.errors import UnknownName
 from pointsman.runtimes.interface import PlaneOperations
+from pointsman.runtimes.serving import PlaneTraffic
 from pointsman.runtimes.tasks import Tasks
-from pointsman.runtimes.traffic import Traffic
 from pointsman.types import Worker
 
 RUNTIMES = ("local", "ray")
@@ -28,7 +28,7 @@ class RuntimeChoice(msgspec.Struct, frozen=True):
 LOCAL = RuntimeChoice()
 
 
-def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: Traffic, tasks: Tasks) -> PlaneOperations:
+def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: PlaneTraffic, tasks: Tasks) -> PlaneOperations:
     """A plane that is not started yet. `state`: where its state is kept; None: nowhere, it ends with this process.
     `tasks`: where its background tasks run."""
     _check(runtime.name)

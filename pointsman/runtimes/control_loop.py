@@ -14,7 +14,7 @@ from pointsman.errors import UnknownName
 from pointsman.http.pool import SHORTAGES, local_cause
 from pointsman.placement.fleet import Snapshot
 from pointsman.runtimes.interface import Clock, Timer
-from pointsman.types import ExecutionInstance
+from pointsman.runtimes.serving import ServiceTable
 
 TASK = "controller"
 RETRY_S = 1.0
@@ -33,20 +33,6 @@ class Instances(Protocol):
     def admitted(self, command: control.Admit) -> None: ...
 
     def withdrawn(self, instance_id: str) -> None: ...
-
-
-class ServiceTable(Protocol):
-    """Where requests go: lanes of traffic, or only a list of instances in service."""
-
-    def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
-
-    def update(self, deployment: str, instance: ExecutionInstance) -> None: ...
-
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None: ...
-
-    def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is in flight on an instance; never within this call."""
-        ...
 
 
 class ControlLoop:

@@ -16,7 +16,7 @@ import msgspec
 
 from pointsman.config.changes import Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import ManifestText
+from pointsman.config.revision import ManifestText, Revision
 from pointsman.control import InstanceStatus
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent
@@ -339,6 +339,9 @@ class DocumentOperations(Protocol):
     `confirmation`: of a destructive change, from `plan` or `NotConfirmed`; without the right one, such a change raises
     `NotConfirmed`. None: the caller answers for whatever it changes.
     """
+
+    revision: Revision
+    """The documents in force."""
 
     @property
     def plan_in_force(self) -> PointsmanPlan:

@@ -7,6 +7,7 @@ one rule: the controller decides; the runtime carries its commands out, and what
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from pointsman.config.application import applications_status
@@ -24,8 +25,8 @@ from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, Runtime, Timer
+from pointsman.runtimes.serving import PlaneTraffic
 from pointsman.runtimes.stores import DocumentStore
-from pointsman.runtimes.traffic import Traffic, TrafficLoad, refuse_stranded, scheduling_problems, warmth
 from pointsman.scaling.deployment import scaling_summary
 
 LOOK_S = 1.0
@@ -40,7 +41,7 @@ class Plane:
     def __init__(
         self,
         runtime: Runtime,
-        traffic: Traffic,
+        traffic: PlaneTraffic,
         *,
         clock: Callable[[], float] = time.time,
         policies: MakePolicyCalls = PolicyLoop,
@@ -52,12 +53,12 @@ class Plane:
         self.traffic = traffic
         self.instances = EngineInstances(
             runtime,
-            TrafficLoad(traffic),
+            traffic.load,
             lambda event: self.control.tell(event),
             lambda name: self.control.deployment_of(name),
         )
         self.control = ControlLoop(
-            runtime.clock, self.instances, traffic, handled=self._handled, failed=runtime.tasks.failed
+            runtime.clock, self.instances, traffic.instances, handled=self._handled, failed=runtime.tasks.failed
         )
         self.documents = Documents(self._store, self._preview, self._enforce)
         self.scaling = PlaneScaling(
@@ -104,7 +105,7 @@ class Plane:
             plan = revision.plan()
             if prepare is not None:
                 await prepare(plan)
-            adopted = await runtime.adopt(self.control.tell, TrafficLoad(self.traffic))
+            adopted = await runtime.adopt(partial(_tell, self.traffic, self.control), self.traffic.load)
         except BaseException:
             await runtime.close()
             raise
@@ -121,8 +122,9 @@ class Plane:
         self.scaling.open(runtime.targets)
         runtime.look_at_workers(plan)
         for event in adopted:
-            self.instances.adopted(event, plan)
-            self.control.tell(event)
+            if not self.traffic.told(event):
+                self.instances.adopted(event, plan)
+                self.control.tell(event)
         self.documents.put_in_force(revision)
         self.beginning.begin()
         self._looking = runtime.tasks.every("plane watch", LOOK_S, self._look)
@@ -153,7 +155,7 @@ class Plane:
 
     def status(self) -> dict[str, Any]:
         now, instances = self.runtime.clock.now(), self.control.controller.instances()
-        internal = {name for name, lane in self.traffic.lanes.items() if lane.plan.internal}
+        internal = {one.name for one in self.documents.plan_in_force.deployments if one.internal}
         scaled = {one.name: {"scaling": scaling_summary(one)} for one in self.scaling.each()}
         desired = self.control.controller.desired or Desired()
         deployments = deployments_status(desired, instances, self.traffic.status, internal, now)
@@ -173,7 +175,7 @@ class Plane:
                 *self.documents.revision.broken.values(),
                 *self.scaling.problems(),
                 *self.runtime.tasks.problems(),
-                *scheduling_problems(self.traffic.lanes.values()),
+                *self.traffic.problems(),
             ],
         }
 
@@ -207,16 +209,14 @@ class Plane:
         """Tell the controller what should run now, by documents, endpoints files and scaling targets."""
         if self._is_running:
             desired = self.scaling.desired(self.documents.files.desired())
-            warm = warmth(self.traffic.lanes.values())
-            self.control.tell(control.Applied(desired, frozenset(retry), warm))
+            self.control.tell(control.Applied(desired, frozenset(retry), self.traffic.warmth()))
 
     def _look(self) -> None:
         plan, instances = self.documents.plan_in_force, self.control.controller.instances()
         self.instances.keep(instances, [one.name for one in plan.deployments])
         if any(one.unplaced for one in instances):
             self.runtime.look_at_workers(plan)  # there may be room by now
-        for lane in list(self.traffic.lanes.values()):
-            refuse_stranded(lane)
+        self.traffic.look(one.id for one in instances)
         self.instances.user_configs.retry()
         if self.documents.files.look():
             self._apply()
@@ -228,6 +228,11 @@ class Plane:
             self._changes = self.control.controller.changes
             self.beginning.changed()
             self._announcements.announce()
+
+
+def _tell(traffic: PlaneTraffic, loop: ControlLoop, event: control.ControllerEvent) -> None:
+    if not traffic.told(event):
+        loop.tell(event)
 
 
 def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:

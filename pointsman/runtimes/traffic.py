@@ -12,7 +12,7 @@ from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
 from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
-from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, Metrics
+from pointsman.routing.endpoints import Metrics
 from pointsman.routing.estimates import speed_and_cost
 from pointsman.routing.events import (
     Cancelled,
@@ -27,7 +27,6 @@ from pointsman.routing.events import (
     Paused,
     Refusal,
     Refuse,
-    Rested,
     Revoke,
     Scraped,
     Send,
@@ -40,7 +39,7 @@ from pointsman.routing.producers import ApproxPrefixCacheProducer
 from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.user_code import CodeWatch, Containment
-from pointsman.runtimes.interface import Activity, Clock, Timer
+from pointsman.runtimes.interface import Clock, Timer
 from pointsman.types import ExecutionInstance
 
 RETRY_S = 1.0
@@ -461,36 +460,6 @@ class Traffic:
         if lane is None:
             raise UnknownName("deployment", deployment, self.lanes)
         return lane
-
-
-class TrafficLoad:
-    """`LoadTable` of the interface: what dispatchers know of the load of instances."""
-
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self.measured = traffic.measured
-
-    def activity(self, deployment: str, instance_id: str) -> Activity | None:
-        lane = self._lane_of(deployment, instance_id)
-        if lane is None:
-            return None
-        fleet = lane.dispatcher.fleet
-        endpoint = fleet[instance_id]
-        on_it = int(fleet.load.columns[IN_FLIGHT_REQUESTS][endpoint.row])
-        return Activity(endpoint.requests, on_it, endpoint.worked_at)
-
-    def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
-        lane = self._lane_of(deployment, instance_id)
-        if lane is not None:
-            lane.tell(Rested(instance_id, until))
-
-    def _lane_of(self, deployment: str, instance_id: str) -> Lane | None:
-        """None if the instance is not in service."""
-        try:
-            lane = self._traffic._lane(deployment)
-        except UnknownName:
-            return None
-        return lane if instance_id in lane.dispatcher.fleet else None
 
 
 def only_lane(traffic: Traffic) -> Lane | None:

@@ -10,7 +10,8 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,6 +93,25 @@ class Span(NamedTuple):
         if not 0 <= self.offset <= end <= memory.nbytes:
             raise UnreadableBlob(f"a buffer of {self.length} bytes at {self.offset} is not in its shared memory")
         return memory[self.offset : end]
+
+
+class BufferFiles:
+    """`SharedMemory` of the runtimes: the files of a folder, as gateways see them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(OSError):
+                (self.path / name).unlink()
+
+    def remove_older_than(self, age_s: float) -> None:
+        oldest = time.time() - age_s
+        with suppress(OSError):
+            for file in self.path.iterdir():
+                if not file.name.startswith(".") and file.stat().st_ctime < oldest:
+                    file.unlink()
 
 
 class _Kept:

@@ -69,7 +69,7 @@ def test_nothing_above_runtimes_assumes_that_a_worker_is_this_machine(room: str)
 
 def test_traffic_and_the_control_loop_read_no_clock() -> None:
     """So that a simulation runs the same classes on virtual time."""
-    for name in ("traffic.py", "control_loop.py", "instances.py", "interface.py"):
+    for name in ("traffic.py", "serving.py", "control_loop.py", "instances.py", "interface.py"):
         text = (PACKAGE / "runtimes" / name).read_text(encoding="utf-8")
         assert "asyncio" not in text
         assert "import time" not in text

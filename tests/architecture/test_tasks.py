@@ -19,6 +19,13 @@ ALLOWED = {
     # One request, or one call of an operator
     "gateway/admin.py Admin.serve": "one admin request; its errors are answers",
     "gateway/embedded.py Embedded.stop": "the end of the plane, which waits for them",
+    "gateway/owner.py GatewayOwner.stop": "the end of the gateways, which waits for it",
+    "gateway/owner.py GatewayOwner._process_changed": "looks for the records of one gateway that has ended",
+    "gateway/owner.py MergedMetrics.serve": "one page",
+    "gateway/owner.py MergedMetrics._answer": "one page, for all who ask for it meanwhile",
+    "gateway/process.py GatewayProcess.stop": "the end of the process, which waits for it",
+    "gateway/process.py GatewayProcess._stop": "the end of the process, which waits for it",
+    "gateway/process.py PlanePages._forward": "one page; its errors are answers",
     "gateway/pipelines/request.py PipelineRequest.__init__": "deadline of one request",
     "gateway/pipelines/request.py PipelineRequest._start": "deadline of one step",
     "gateway/pipelines/results.py SharedFiles.ended": "removes one answer; the sweep removes what it misses",

@@ -18,8 +18,8 @@ import uvloop
 from pointsman.config import PointsmanPlan, load_manifest
 from pointsman.control.desired import EngineAccess
 from pointsman.gateway import gateway as timing
-from pointsman.gateway.embedded import Listeners
 from pointsman.gateway.gateway import Gateway
+from pointsman.gateway.listeners import Listeners
 from pointsman.gateway.pages import add_pages
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.records import Record

@@ -12,7 +12,7 @@ import pytest
 
 from pointsman.config.changes import Change, Changes
 from pointsman.config.plan import PointsmanPlan
-from pointsman.config.revision import ManifestText
+from pointsman.config.revision import ManifestText, Revision
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
@@ -33,6 +33,8 @@ KEYED = {"adminKeySha256": sha256(KEY.encode()).hexdigest()}
 
 class FakePlane:
     """A plane that records the calls of the admin API."""
+
+    revision = Revision()
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -319,7 +319,7 @@ def test_a_setting_beyond_the_limit_on_open_files_is_a_problem(make_bed: MakeBed
 
 def test_the_limit_on_open_files_is_raised() -> None:
     program = (
-        "import resource\nfrom pointsman.gateway.embedded import allow_many_files\n"
+        "import resource\nfrom pointsman.gateway.listeners import allow_many_files\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 2000) if hard > 0 else 2000))\n"
         "assert allow_many_files() == 2000 == resource.getrlimit(resource.RLIMIT_NOFILE)[0]"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from pointsman.gateway import pages
+from pointsman.gateway.metrics import counters_of, merged
 from pointsman.gateway.pages import SharedPage
 from pointsman.strategies import FIFOPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -307,3 +308,34 @@ def test_the_list_of_models_is_encoded_once_for_each_change(make_bed: MakeBed) -
     changed = plan_of({}, {**CHAT_DEPLOYMENT, "aliases": ["new"]}).deployments
     bed.thread.call(lambda: bed.gateway.traffic.configure(changed))
     assert [one["id"] for one in bed.fetch(request).json()["data"]] == ["m", "new"]
+
+
+OF_ONE_PROCESS = """# HELP pointsman_requests_total Requests.
+# TYPE pointsman_requests_total counter
+pointsman_requests_total{{status="200"}} {served}
+# HELP pointsman_running_requests Now.
+# TYPE pointsman_running_requests gauge
+pointsman_running_requests {running}
+# HELP pointsman_instances In service.
+# TYPE pointsman_instances gauge
+pointsman_instances 3
+# HELP pointsman_seconds Time.
+# TYPE pointsman_seconds histogram
+pointsman_seconds_bucket{{le="+Inf"}} {served}
+pointsman_seconds_sum {served}.5
+pointsman_seconds_count {served}
+"""
+
+
+def test_pages_of_several_processes_are_added_up_once_each() -> None:
+    one, other = OF_ONE_PROCESS.format(served=3, running=1), OF_ONE_PROCESS.format(served=4, running=2)
+    whole = merged([one, other])
+    assert whole.count("# TYPE pointsman_requests_total counter") == 1
+    assert 'pointsman_requests_total{status="200"} 7\n' in whole
+    assert "pointsman_running_requests 3\n" in whole
+    assert "pointsman_instances 3\n" in whole
+    assert "pointsman_seconds_sum 8.0\n" in whole
+    left = merged([one, counters_of(other)])
+    assert 'pointsman_requests_total{status="200"} 7\n' in left
+    assert 'pointsman_seconds_bucket{le="+Inf"} 7\n' in left
+    assert "pointsman_running_requests 1\n" in left, "what a process that has ended had then is not there now"

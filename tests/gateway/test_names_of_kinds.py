@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pointsman.gateway.admin import of_another_kind
+from pointsman.gateway.lookup import of_another_kind
 
 
 def deployment(name: str, *models: str, internal: bool = False) -> dict[str, Any]:

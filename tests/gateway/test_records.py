@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pointsman.gateway.admission import NotAdmitted
-from pointsman.gateway.records import RECORD_FILE, RecordFile, RequestHistory, StoredRecord
+from pointsman.gateway.records import RECORD_FILE, RecordFile, RequestHistory, StoredRecord, stored_of
 from pointsman.http.heads import HttpRequest
 from tests.gateway.bed import Bed
 from tests.gateway.wire import chat
@@ -54,7 +54,7 @@ def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path, bed: Bed) -> None:
     history.open(file, 10)
     assert [at for at, _ in history.stored({})] == [2.0, 1.0]
     assert history.stored({"state": "refused"}) == []
-    explained = history.find("r2")
+    explained = stored_of(history, "r2")
     assert isinstance(explained, dict)
     assert "how it was decided is not stored" in explained["text"]
 

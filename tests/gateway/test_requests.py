@@ -8,8 +8,8 @@ from typing import NamedTuple
 import pytest
 
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.embedded import CannotListen, Listeners
 from pointsman.gateway.gateway import GatewayPage, needs_no_key
+from pointsman.gateway.listeners import CannotListen, Listeners
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, MakeBed, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for

@@ -17,6 +17,7 @@ import pytest
 from bench.chaos.planes import LivePlane
 from pointsman.config.revision import ManifestText
 from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.serving import LocalTraffic
 from pointsman.runtimes.simulation.simulation import Simulation, VirtualPolicies, _completed
 from pointsman.runtimes.traffic import Traffic
 from pointsman.types import RequestMetadata, Worker
@@ -146,7 +147,9 @@ class SimulatedWorld:
         made.traffic = Traffic(made.clock, made.engines)
         made.traffic.hooks.gone = made.engines.forget
         policies = partial(VirtualPolicies, made.clock)
-        self.plane = made.plane = Plane(made.runtime, made.traffic, clock=made.clock.now, policies=policies)
+        self.plane = made.plane = Plane(
+            made.runtime, LocalTraffic(made.traffic), clock=made.clock.now, policies=policies
+        )
         _completed(self.plane.start(None))
 
     def instances(self) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
 from pointsman.pipeline.graph import Access
-from pointsman.runtimes.interface import ReplicaAccess
+from pointsman.runtimes.interface import SharedMemory
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
 from pointsman.wire import CallHead, UnreadableBlob, decode_call, decode_plain, encode_call, load_arrays
@@ -182,10 +182,10 @@ class Applications:
         self.by_step: dict[str, PipelineRequest] = {}
         """By the request id of a step in flight: the request it belongs to."""
 
-    def trust(self, replicas: ReplicaAccess) -> None:
-        """Use the secret and the shared memory of these replicas."""
-        self.replica_calls.secret = replicas.secret.encode()
-        self._files.use(replicas.memory)
+    def trust(self, secret: str, memory: SharedMemory) -> None:
+        """Use the secret and the shared memory of the replicas of a plane."""
+        self.replica_calls.secret = secret.encode()
+        self._files.use(memory)
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
         """Open the pages of new applications, and close those of applications that are gone."""
@@ -315,8 +315,8 @@ class ReplicaCalls:
         """By which the replicas of a plane and its gateway recognise each other."""
         pages = gateway.pages
         pages.exact[CALLS], pages.trees[MODELS] = (
-            GatewayPage(self._call, self._check),
-            GatewayPage(self._call_model, self._check),
+            GatewayPage(self._call, self.check),
+            GatewayPage(self._call_model, self.check),
         )
         pages.of_replicas += [pages.exact[CALLS], pages.trees[MODELS]]
 
@@ -367,8 +367,8 @@ class ReplicaCalls:
         tenant = self._gateway.admission.keys.tenant_named(headers.get(b"x-pointsman-tenant", b"").decode("latin-1"))
         self._gateway.infer(client, http, tenant, part_id=request_id)
 
-    def _check(self, http: HttpRequest, client: GatewayConnection) -> None:
-        """Raises `NotAdmitted` if it is not a replica of this plane."""
+    def check(self, http: HttpRequest, client: GatewayConnection) -> None:
+        """Raises `NotAdmitted` if it is not a process of this plane."""
         if not self.secret or not hmac.compare_digest(http.headers.get(SECRET, b""), self.secret):
             raise NotAdmitted(403, "only replicas of this plane may call this", "forbidden")
 

@@ -7,7 +7,7 @@ the memory of the index and the time of each call are bounded whatever they repo
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from struct import Struct
 
 import msgspec
@@ -356,10 +356,9 @@ class ApproxPrefixCacheProducer:
             block_size_tokens = block_size
         if not auto_tune and block_size_tokens <= 0:
             raise ValueError(f"blockSizeTokens must be positive when autoTune is off, found {block_size_tokens}")
-        if max_prefix_tokens_to_match < 0:
-            raise ValueError(f"maxPrefixTokensToMatch must not be negative, found {max_prefix_tokens_to_match}")
-        if max_prefix_blocks_to_match < 0:
-            raise ValueError(f"maxPrefixBlocksToMatch must not be negative, found {max_prefix_blocks_to_match}")
+        for kind, most in (("Tokens", max_prefix_tokens_to_match), ("Blocks", max_prefix_blocks_to_match)):
+            if most < 0:
+                raise ValueError(f"maxPrefix{kind}ToMatch must not be negative, found {most}")
         if lru_capacity_per_server < 1:
             raise ValueError(f"lruCapacityPerServer must be at least 1, found {lru_capacity_per_server}")
         self.index = PrefixIndex()
@@ -376,6 +375,7 @@ class ApproxPrefixCacheProducer:
         """How many of them were expected in the cache of the instance."""
         self.sizes_merged = False
         """Servers report more block sizes than are told apart."""
+        self.listener: Callable[[str, Sequence[int]], None] | None = None
         self._layout = PerMembers(self._laid_out)
         self._first_links: dict[str, int] = {}
         """By model."""
@@ -411,7 +411,12 @@ class ApproxPrefixCacheProducer:
         for chain in hashed.chains[size]:
             self.index.record(endpoint.id, chain.links, capacity)
             self.prompt_tokens += chain.blocks * size
+            if self.listener is not None and chain.links:
+                self.listener(endpoint.id, chain.links)
         self.expected_cached_tokens += int(hashed.match[endpoint.row]) * size
+
+    def learn(self, endpoint: Endpoint, what: Sequence[int], now: float) -> None:
+        self.index.record(endpoint.id, what, self.geometry.capacity_of(endpoint, self.geometry.block_size_of(endpoint)))
 
     def departed(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.id)

@@ -6,8 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,7 @@ from pointsman.runtimes.machine.supervisor_link import SupervisorTerms
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
+from pointsman.wire.shared_memory import BufferFiles
 
 # What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
 
@@ -82,11 +82,11 @@ class LocalReplicaAccess:
         return msgspec.structs.replace(launch, env={**launch.env, **environment, **_python_path(launch.env)})
 
 
-class SharedFolder:
-    """`SharedMemory` of the interface: files in a folder that lies in memory, where the system has such a place."""
+class SharedFolder(BufferFiles):
+    """A folder that lies in memory, where the system has such a place."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         _own_folder(path)
 
     def clear(self) -> None:
@@ -96,18 +96,6 @@ class SharedFolder:
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(OSError):
-                (self.path / name).unlink()
-
-    def remove_older_than(self, age_s: float) -> None:
-        oldest = time.time() - age_s
-        with suppress(OSError):
-            for file in self.path.iterdir():
-                if not file.name.startswith(".") and file.stat().st_ctime < oldest:
-                    file.unlink()
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:

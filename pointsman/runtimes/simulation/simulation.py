@@ -5,12 +5,14 @@ from functools import partial
 from typing import Any
 
 from pointsman.config.changes import Changes
-from pointsman.config.revision import ManifestText, load_document
+from pointsman.config.revision import ManifestText, load_document, load_revision
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
 from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder
 from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.serving import LocalTraffic, PlaneTraffic
 from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
+from pointsman.runtimes.simulation.gateways import SimulatedGateways
 from pointsman.runtimes.simulation.processes import PORT, VirtualClock
 from pointsman.runtimes.simulation.runtime import SimulatedRuntime
 from pointsman.runtimes.traffic import Traffic
@@ -34,28 +36,44 @@ class Simulation:
         *,
         pace: Callable[[ProcessOrder], Pace] | None = None,
         settings: DispatcherSettings = DEFAULT_SETTINGS,
+        gateways: int = 1,
         **runtime: Any,
     ) -> None:
         """`pace`: how fast the engine of a process is (default `pace_of_engine`). `settings`: with the seed.
-        `runtime`: see `SimulatedRuntime`."""
+        `gateways`: if several, each has dispatchers of its own. `runtime`: see `SimulatedRuntime`."""
         self.clock = VirtualClock()
         self.engines = SimulatedEngines(self.clock, _default_pace)
         self.traffic = Traffic(self.clock, self.engines, settings)
         self.traffic.hooks.gone = self.engines.forget
         self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
-        self.plane = Plane(
-            self.runtime, self.traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock)
-        )
+        self.gateways: SimulatedGateways | None = None
+        traffic: PlaneTraffic = LocalTraffic(self.traffic)
+        if gateways > 1:
+            self.gateways = SimulatedGateways(gateways, self.clock, self.engines, settings, self.traffic)
+            self.gateways.shared.configured = self._configure_gateways
+            traffic = self.gateways.shared
+        self.plane = Plane(self.runtime, traffic, clock=self.clock.now, policies=partial(VirtualPolicies, self.clock))
         _completed(self.plane.start(document))
+        for one in () if self.gateways is None else self.gateways.each:
+            one.connect()
 
     @property
     def log(self) -> list[LogEntry]:
         """What became of requests, in order."""
         return self.engines.log.entries
 
-    def submit(self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = ()) -> None:
-        """A request arrives now, and will be answered with so many tokens. `hashes`: of the blocks of its prompt."""
-        self.engines.submit(self.traffic.by_model[request.model_name], request, output_tokens, hashes)
+    def submit(
+        self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = (), gateway: int = 0
+    ) -> None:
+        """A request arrives now, and will be answered with so many tokens. `hashes`: of the blocks of its prompt.
+        `gateway`: where it arrives, if there are several."""
+        traffic = self.traffic if self.gateways is None else self.gateways.each[gateway].traffic
+        self.engines.submit(traffic.by_model[request.model_name], request, output_tokens, hashes)
+
+    def _configure_gateways(self) -> None:
+        assert self.gateways is not None
+        manifest, applications = self.plane.documents.revision.sources()
+        self.gateways.configure(lambda: load_revision(manifest, applications, was_in_force=True).plan().deployments)
 
     def apply(self, document: ManifestText) -> Changes:
         """Put a manifest in force now."""

@@ -11,9 +11,9 @@ import msgspec
 
 from pointsman.config import load_application
 from pointsman.config.schema import GatewaySpec
-from pointsman.gateway.embedded import GrpcListener
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
+from pointsman.gateway.listeners import GrpcListener
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.runtimes.local.runtime import LocalReplicaAccess, SharedFolder
 from pointsman.types import ExecutionInstance
@@ -73,7 +73,7 @@ class GrpcBed:
         self.applications = Applications(self.gateway)
         access = LocalReplicaAccess(shared, shared)
         access.secret, access.memory = SECRET, SharedFolder(shared)
-        self.applications.trust(access)
+        self.applications.trust(access.secret, access.memory)
         thread.call(lambda: self.gateway.traffic.configure([one for plan in plans for one in plan.deployments]))
         thread.call(lambda: self.applications.configure(plans))
         for plan in plans:

@@ -20,9 +20,9 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from pointsman.config.schema import TlsSpec
 from pointsman.errors import PointsmanError
-from pointsman.gateway.embedded import CannotListen, GrpcListener
 from pointsman.gateway.gateway import FILES_PER_INSTANCE, RESERVED_FILES
 from pointsman.gateway.grpc.server import SERVICE, PredictResponse
+from pointsman.gateway.listeners import CannotListen, GrpcListener
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, request
 from tests.gateway.wire import TIMEOUT_S, wait_for
 

@@ -13,8 +13,8 @@ import pytest
 from google.protobuf import struct_pb2
 from msgspec.msgpack import Ext
 
-from pointsman.gateway.embedded import Listeners
 from pointsman.gateway.grpc.server import MAX_VALUES, PredictRequest
+from pointsman.gateway.listeners import Listeners
 from pointsman.gateway.pages import add_pages
 from pointsman.wire import encode_plain
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, running_grpc_bed

@@ -13,6 +13,7 @@ from pointsman.config.revision import ManifestText
 from pointsman.routing.events import Arrived, Ended, Refuse, Revoke, Send
 from pointsman.runtimes.local.runtime import LocalRuntime
 from pointsman.runtimes.plane import Plane
+from pointsman.runtimes.serving import LocalTraffic
 from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic
 from pointsman.types import RequestMetadata
@@ -106,7 +107,7 @@ def stage(state: Path, **settings: Any) -> Stage:
     traffic = Traffic(LoopClock(asyncio.get_running_loop()), carrier)
     clock = settings.pop("clock", time.time)
     runtime = LocalRuntime(state, scrape_interval_s=0.1, **settings)
-    return Stage(Plane(runtime, traffic, clock=clock), runtime, traffic, carrier)
+    return Stage(Plane(runtime, LocalTraffic(traffic), clock=clock), runtime, traffic, carrier)
 
 
 @asynccontextmanager

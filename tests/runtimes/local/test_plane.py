@@ -95,9 +95,9 @@ def test_an_idle_instance_is_measured_less_often_and_at_once_with_a_request(
             assert scene.instances()["m-1"]["phase"] == "ready"
             assert scene.plane.status()["problems"] == []
             request = RequestMetadata("r", "hello", model_name="m", arrival_time=time.monotonic())
-            scene.plane.traffic.lanes["m"].tell(Arrived((request,)))
+            scene.traffic.lanes["m"].tell(Arrived((request,)))
             await scene.until(lambda: age() < 0.5, "new metrics")
-            scene.plane.traffic.lanes["m"].tell(Ended("r", 1))
+            scene.traffic.lanes["m"].tell(Ended("r", 1))
 
     run(story())
 

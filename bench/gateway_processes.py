@@ -1,0 +1,128 @@
+"""`python -m bench.gateway_processes`: requests/s that `gateway.processes: 2` has beside 1, on a core for each process.
+
+Load and engines run on the same machine and are taken out of the count: what is measured is the CPU time of the gateway
+processes, from /proc. A process can do no more than one CPU second per second, so the busiest one sets the limit:
+requests of the run / CPU seconds of the busiest process. The owner of several processes serves no clients; what it
+takes is shown beside, and the last column counts it too, as if it had to share the two cores.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import uvloop
+
+from bench.chaos.planes import LivePlane
+from bench.gateway.cpu import cpu_ns
+from pointsman.render.text import text_table
+
+ENGINES = 8
+BODY = json.dumps(
+    {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "where does this train go? " * 12}]}
+).encode()
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+)
+
+
+class Run(NamedTuple):
+    processes: int
+    requests: int
+    each_us: list[float]
+    """CPU microseconds of each gateway process, per request of the run."""
+    owner_us: float
+    """The same of the process of the plane, if it serves no clients."""
+
+    @property
+    def busiest_rps(self) -> float:
+        return 1e6 / max(self.each_us)
+
+    @property
+    def all_rps(self) -> float:
+        return 1e6 * self.processes / (sum(self.each_us) + self.owner_us)
+
+
+def manifest(processes: int) -> str:
+    engine = {"type": "simulated", "parameters": {"tokensPerSecond": 100000, "firstTokenMs": 0, "maxNumSeqs": 512}}
+    deployment = {"name": "m", "model": "m", "replicas": ENGINES, "engine": engine}
+    return json.dumps(
+        {
+            "kind": "Pointsman",
+            "deployments": [deployment],
+            "gateway": {"listen": "127.0.0.1:0", "processes": processes},
+        }
+    )
+
+
+async def load(url: str, connections: int, seconds: float) -> int:
+    """Send requests one after the other on each connection. How many were answered."""
+    where, until = urlsplit(url), time.monotonic() + seconds
+
+    async def client() -> int:
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        count = 0
+        while time.monotonic() < until:
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            length = int(head.lower().split(b"content-length: ", 1)[1].split(b"\r\n", 1)[0])
+            await reader.readexactly(length)
+            count += 1
+        writer.close()
+        return count
+
+    return sum(await asyncio.gather(*(client() for _ in range(connections))))
+
+
+def measured(processes: int, connections: int, seconds: float) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        plane = LivePlane(Path(folder))
+        try:
+            plane.up(manifest(processes))
+            plane.until(lambda: plane.status()["ready"], "ready")
+            status = plane.status()
+            gateways = [one["pid"] for one in status["gateways"]] or [plane.process.pid]
+            uvloop.run(load(status["url"], connections, 1.0))  # connections to engines, caches
+            before = [cpu_ns([pid]) for pid in (*gateways, plane.process.pid)]
+            count = uvloop.run(load(status["url"], connections, seconds))
+            after = [cpu_ns([pid]) for pid in (*gateways, plane.process.pid)]
+        finally:
+            plane.close()
+    *each, owner = [(end - start) / 1e3 / count for start, end in zip(before, after, strict=True)]
+    return Run(processes, count, each, owner if processes > 1 else 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--connections", type=int, default=256)
+    args = parser.parse_args()
+    runs = [measured(number, args.connections, args.seconds) for _ in range(args.rounds) for number in (1, 2)]
+    rows = [
+        [
+            str(one.processes),
+            str(one.requests),
+            " + ".join(f"{us:.0f}" for us in one.each_us),
+            f"{one.owner_us:.1f}",
+            f"{one.busiest_rps:,.0f}",
+            f"{one.all_rps:,.0f}",
+        ]
+        for one in runs
+    ]
+    heads = ["processes", "requests", "us per request", "owner us", "requests/s, busiest", "requests/s, with the owner"]
+    print(text_table(heads, rows))
+    for what in ("busiest_rps", "all_rps"):
+        one, two = (median(getattr(run, what) for run in runs if run.processes == number) for number in (1, 2))
+        print(f"two processes beside one, {what}: {two / one:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,431 @@
+"""Several gateways for one plane, as the process of the plane has them: their links, limits, metrics and answers.
+
+Enters: connections of gateways (`gateway/process.py`), and what is asked about all of them. Leaves: documents,
+instances and grants for each, and one picture of all. The one rule: a counter that was shown never falls. What a
+process that has ended had counted when it was last asked stays in the sum.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.config.schema import GatewaySpec
+from pointsman.control.events import ControllerEvent
+from pointsman.errors import PointsmanError
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.gateway import READ, WRITE, Gateway, GatewayPage
+from pointsman.gateway.listeners import ReservedAddress
+from pointsman.gateway.metrics import Labels, Page, counters_of, merged
+from pointsman.gateway.pages import PROMETHEUS
+from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.process import LINK, REPORTS, Forwarded
+from pointsman.gateway.records import recall, store
+from pointsman.gateway.shares import Bank, GrantedTenants
+from pointsman.gateway.tenants import Tenant
+from pointsman.http.heads import HttpRequest
+from pointsman.http.server import ResponseStream
+from pointsman.runtimes.gateways import GatewayProcesses, LinkedGateway, SharedTraffic, gateway_names
+from pointsman.runtimes.interface import PlaneOperations
+from pointsman.runtimes.link import (
+    SHARE_S,
+    Frames,
+    GatewayMessage,
+    Grants,
+    Inquiry,
+    InquiryAnswer,
+    LinkReport,
+    Listens,
+    PlaneMessage,
+    Readiness,
+    RecordLines,
+    Stopped,
+    StopServing,
+    UseDocuments,
+    frame,
+    joining,
+)
+
+COMMAND = (sys.executable, "-P", "-m", "pointsman.gateway.process")
+OPEN_S = 60.0
+"""How long all gateways together may take to listen."""
+ANSWER_S = 2.0
+"""How long a gateway may take to answer a question."""
+HUNG_S = 20.0
+"""A gateway that is connected and has not reported for this long is ended, and started again."""
+OVERTIME_S = 5.0
+"""Gateways that have not ended this long after their time limit are left to the runtime."""
+RECALL_S = 1.0
+"""Until the last records of a gateway that has ended are in the file."""
+
+
+class LinkStream:
+    """The connection of a gateway: what the plane tells it."""
+
+    def __init__(self, client: GatewayConnection, lost: Callable[["LinkStream"], None]) -> None:
+        self._client: GatewayConnection | None = client
+        self._stream = ResponseStream(client, b"content-type: application/octet-stream\r\n")
+        self._lost = lost
+        client.serving = self
+
+    def send(self, message: PlaneMessage) -> None:
+        if self._client is not None:
+            self._stream.write(frame(message))
+
+    def cut(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.abort()
+
+    def abandon(self) -> None:
+        self._client = None
+        self._lost(self)
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Inquiries:
+    """Questions to gateways, and their answers."""
+
+    def __init__(self, members: Mapping[str, LinkedGateway]) -> None:
+        self._members = members
+        self._open: dict[int, tuple[str, asyncio.Future[bytes]]] = {}
+        self._count = 0
+
+    async def all(self, about: str, details: Mapping[str, str]) -> list[Any]:
+        """What gateways answer, those that do."""
+        return list((await self.by_name(about, details)).values())
+
+    async def by_name(self, about: str, details: Mapping[str, str]) -> dict[str, Any]:
+        loop, asked = asyncio.get_running_loop(), {}
+        for one in self._members.values():
+            if one.send is not None:
+                self._count += 1
+                asked[one.name] = loop.create_future()
+                self._open[self._count] = one.name, asked[one.name]
+                one.send(Inquiry(self._count, about, dict(details)))
+        if asked:
+            await asyncio.wait(asked.values(), timeout=ANSWER_S)
+        self._open = {key: each for key, each in self._open.items() if each[1] not in asked.values()}
+        done = {name: one for name, one in asked.items() if one.done() and not one.cancelled()}
+        return {name: msgspec.json.decode(one.result()) for name, one in done.items()}
+
+    def answered(self, message: InquiryAnswer) -> None:
+        _, answer = self._open.get(message.number, ("", None))
+        if answer is not None and not answer.done():
+            answer.set_result(message.body)
+
+    def ended(self, gateway: str) -> None:
+        """A gateway will not answer any more."""
+        for name, answer in self._open.values():
+            if name == gateway and not answer.done():
+                answer.cancel()
+
+
+class GatewayLinks:
+    """The connections of gateways."""
+
+    def __init__(self, gateway: Gateway, traffic: SharedTraffic, inquiries: Inquiries) -> None:
+        self.bank: Bank | None = None
+        """None unless there are several gateways."""
+        self.welcome: Callable[[], Sequence[PlaneMessage]] = lambda: ()
+        """What a gateway is told before anything else."""
+        self.changed = asyncio.Event()
+        """A gateway has ended, or listens."""
+        self.cut_off = 0
+        """Requests that gateways have cut off at their end."""
+        self.seen_at: dict[str, float] = {}
+        self._gateway = gateway
+        self._traffic = traffic
+        self._members = traffic.group.members
+        self._inquiries = inquiries
+        self._streams: dict[str, LinkStream] = {}
+
+    def link(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
+        try:
+            hello = joining(bytes(http.body))
+            one = self._members[hello.gateway]
+        except (msgspec.MsgspecError, KeyError):
+            client.error(404, "this plane has no such gateway", "not_found")
+            return
+        self.cut(one.name)
+        stream = self._streams[one.name] = LinkStream(client, self._lost)
+        self.seen_at[one.name] = time.monotonic()
+        if self.bank is not None:
+            self.bank.joined(one.name, hello.tenants)
+        for message in self.welcome():
+            stream.send(message)
+        self._traffic.connected(one, stream.send)
+
+    def cut(self, name: str) -> None:
+        stream = self._streams.pop(name, None)
+        if stream is not None:
+            stream.cut()
+
+    def _lost(self, stream: LinkStream) -> None:
+        for name in [name for name, known in self._streams.items() if known is stream]:
+            del self._streams[name]
+            self._members[name].send = None
+
+    def reports(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
+        one = self._members.get(http.headers.get(b"x-pointsman-gateway", b"").decode("latin-1"))
+        try:
+            messages = Frames().gateway(bytes(http.body))
+        except msgspec.MsgspecError as error:
+            client.error(400, f"this is no report: {error}", "invalid_body")
+            return
+        if one is not None:
+            self.seen_at[one.name] = time.monotonic()
+            for message in messages:
+                self._gateway.tasks.attempt("gateway reports", self._take_in, one, message)
+        client.answer(200, b"{}")
+
+    def _take_in(self, one: LinkedGateway, message: GatewayMessage) -> None:
+        match message:
+            case Listens():
+                one.url, one.problem = message.url, message.problem
+                self.changed.set()
+            case RecordLines():
+                store(self._gateway.history, message.lines)
+            case InquiryAnswer():
+                self._inquiries.answered(message)
+            case Stopped():
+                self.cut_off += message.cut_off
+            case _:
+                if isinstance(message, LinkReport) and self.bank is not None:
+                    self.bank.used(one.name, message.tenants)
+                self._traffic.handle(one, message)
+
+
+class GatewayOwner:
+    """The gateways of a plane, if it has several."""
+
+    def __init__(self, gateway: Gateway, applications: Applications, traffic: SharedTraffic) -> None:
+        self.traffic = traffic
+        self.members = traffic.group.members
+        self.inquiries = Inquiries(self.members)
+        self.links = GatewayLinks(gateway, traffic, self.inquiries)
+        self.pages = MergedMetrics(gateway, self.inquiries)
+        self.url = ""
+        """Where clients send requests; empty if there is one gateway, in this process."""
+        self._granted = GrantedTenants()
+        """Of this process, for requests of replicas."""
+        self._gateway = gateway
+        self._applications = applications
+        self._plane: PlaneOperations | None = None
+        self._processes: GatewayProcesses | None = None
+        self._early: list[ControllerEvent] = []
+        """What happened to processes before they were looked for."""
+        self._addresses: list[ReservedAddress] = []
+        self._ready: bool | None = None
+        self._beat_at = time.monotonic()
+        traffic.process_told = self._process_told
+        traffic.configured = self._tell_documents
+        self.links.welcome = lambda: (self._documents(), Readiness(self._plane is not None and self._plane.ready))
+
+    # Beginning and end
+
+    def reserve(self, settings: GatewaySpec, plane: PlaneOperations) -> None:
+        """Before anything is started: take the addresses. Raises `CannotListen`."""
+        gateway, self._plane = self._gateway, plane
+        self._addresses.append(ReservedAddress("gateway.listen", settings.listen))
+        if settings.grpc_listen:
+            self._addresses.append(ReservedAddress("gateway.grpcListen", settings.grpc_listen))
+        self.url = f"{'http' if settings.tls is None else 'https'}://{self._addresses[0].listen}"
+        bank = self.links.bank = Bank(gateway.admission.usage, time.monotonic)
+        bank.joined("", {})
+        gateway.admission.tenants = self._granted.tenants
+        gateway.tenants = lambda: bank.report(time.time())
+        self.members.update((name, LinkedGateway(name)) for name in gateway_names(settings.processes))
+        pages, check = gateway.pages.exact, self._applications.replica_calls.check
+        pages[LINK.encode()] = GatewayPage(self.links.link, check, WRITE)
+        pages[REPORTS.encode()] = GatewayPage(self.links.reports, check, WRITE)
+        pages[b"/metrics"] = GatewayPage(self.pages.serve, gateway.admission.page_reader, READ)
+        gateway.metrics.sources.append(lambda page: process_metrics(page, self.members.values()))
+
+    async def open(self, plane: PlaneOperations) -> None:
+        """Start the gateways, or adopt them, and wait until all listen. Raises `PointsmanError`."""
+        tasks, clock = self._gateway.tasks, plane.runtime.clock
+        self._processes = GatewayProcesses(plane.runtime, clock, tasks, COMMAND, self._process_changed)
+        early, self._early = self._early, []
+        self._processes.adopt(self.members, early)
+        if not self.members:
+            return
+        tasks.every("gateways", SHARE_S, self._beat)
+        plane.listeners.append(self._tell_readiness)
+        try:
+            async with asyncio.timeout(OPEN_S):
+                while not all(one.url for one in self.members.values()):
+                    wrong = [one.problem for one in self.members.values() if one.problem]
+                    if wrong:
+                        raise PointsmanError(wrong[0])
+                    self.links.changed.clear()
+                    await self.links.changed.wait()
+        except TimeoutError:
+            silent = ", ".join(name for name, one in self.members.items() if not one.url)
+            raise PointsmanError(f"these gateways do not listen after {OPEN_S:g} s: {silent}; see their logs") from None
+
+    async def stop(self, within_s: float, hurry: asyncio.Event) -> None:
+        """End new requests at all gateways, then those in flight, and wait for their processes."""
+        if self._processes is None:
+            return
+        self._processes.stop()
+        self.traffic.group.send(StopServing(within_s))
+        for one in self.members.values():
+            if one.send is None and one.process:
+                self._processes.kill(one)
+        hurrying = asyncio.get_running_loop().create_task(hurry.wait())
+        hurrying.add_done_callback(lambda task: None if task.cancelled() else self.traffic.group.send(StopServing(0.0)))
+        with suppress(TimeoutError):  # the runtime ends the rest
+            async with asyncio.timeout(within_s + OVERTIME_S):
+                while any(one.process for one in self.members.values()):
+                    self.links.changed.clear()
+                    await self.links.changed.wait()
+        hurrying.cancel()
+
+    def close(self) -> None:
+        for address in self._addresses:
+            address.close()
+
+    # What gateways are told
+
+    def configure(self, plan: PointsmanPlan) -> None:
+        if self.links.bank is not None:
+            self.links.bank.configure(plan.gateway.tenants)
+
+    def _documents(self) -> UseDocuments:
+        assert self._plane is not None
+        listen, *grpc = [address.listen for address in self._addresses]
+        sources = self._plane.documents.revision.sources()
+        return UseDocuments(*sources, listen, grpc[0] if grpc else "", len(self.members))
+
+    def _tell_documents(self) -> None:
+        if self.members:
+            self.traffic.group.send(self._documents())
+
+    def _tell_readiness(self) -> None:
+        assert self._plane is not None
+        if self._ready is not self._plane.ready:
+            self._ready = self._plane.ready
+            self.traffic.group.send(Readiness(self._ready))
+
+    def _beat(self) -> None:
+        """What is due ten times a second."""
+        bank, now, seen_at = self.links.bank, time.monotonic(), self.links.seen_at
+        assert bank is not None
+        assert self._processes is not None
+        self.traffic.beat()
+        bank.used("", self._granted.usage())
+        for name, grants in bank.grants().items():
+            if not name:
+                self._granted.granted(grants, now)
+            elif (send := self.members[name].send) is not None:
+                send(Grants(grants))
+        late_s, self._beat_at = now - self._beat_at, now
+        if late_s > HUNG_S / 4:  # it was this process that hung
+            seen_at.update(dict.fromkeys(seen_at, now))
+        for one in self.members.values():
+            if one.send is not None and now - seen_at.get(one.name, now) > HUNG_S:
+                seen_at[one.name] = now
+                self._processes.kill(one)
+
+    # Processes
+
+    def _process_told(self, event: ControllerEvent) -> None:
+        if self._processes is None:
+            self._early.append(event)
+        else:
+            self._processes.told(self.members, event)
+
+    def _process_changed(self, one: LinkedGateway, has_ended: bool) -> None:
+        if has_ended:
+            self.links.cut(one.name)
+            self.pages.process_ended(one)
+            self.traffic.ended(one)
+            if self.links.bank is not None:
+                self.links.bank.left(one.name)
+            self.inquiries.ended(one.name)
+            history, keep = self._gateway.history, self._gateway.settings.keep_records
+            self._gateway.loop.call_later(RECALL_S, recall, history, one.name, keep)
+        self.links.changed.set()
+
+
+def is_listening(members: Collection[LinkedGateway]) -> bool:
+    """Whether clients reach one of them; True if there are none."""
+    return not members or any(one.url for one in members)
+
+
+def process_metrics(page: Page, members: Iterable[LinkedGateway]) -> None:
+    each: list[tuple[Labels, LinkedGateway]] = [((("gateway", one.name.removeprefix("@")),), one) for one in members]
+    up = {labels: float(one.send is not None) for labels, one in each}
+    page.gauge("gateway_up", "Whether a gateway process is connected.", up)
+    restarts = {labels: float(one.restarts) for labels, one in each}
+    page.counter("gateway_restarts", "Times that a gateway process was started again.", restarts)
+
+
+class MergedMetrics:
+    """The page `/metrics` of all gateways together."""
+
+    def __init__(self, gateway: Gateway, inquiries: Inquiries) -> None:
+        self._gateway = gateway
+        self._inquiries = inquiries
+        self._last: dict[str, str] = {}
+        """The page of each gateway, as it was last shown."""
+        self._ended = ""
+        """The counters of gateways that have ended."""
+        self._answered: dict[str, tuple[int, int, float, int]] = {}
+        """What they have answered, by deployment."""
+        self._making: asyncio.Task[str] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def serve(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
+        running = Forwarded(client)
+        client.serving = running
+        task = self._gateway.loop.create_task(self._answer(running))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _answer(self, running: Forwarded) -> None:
+        if self._making is None or self._making.done():  # else all who ask meanwhile get the same page
+            self._making = self._gateway.loop.create_task(self.text())
+        text = await asyncio.shield(self._making)
+        if running.client is not None:
+            running.client.answer(200, text.encode(), PROMETHEUS)
+
+    async def text(self) -> str:
+        self._last |= await self._inquiries.by_name("metrics", {})
+        own = self._gateway.metrics.text(self._gateway)
+        return merged([own, *self._last.values(), self._ended])
+
+    def totals(self, deployment: str, members: Iterable[LinkedGateway]) -> list[tuple[int, int, float, int]]:
+        """What gateways have answered; see `GatewayMetrics.totals`."""
+        found = [one.summaries.get(deployment) for one in members]
+        return [one for one in [*found, self._answered.get(deployment)] if one is not None]
+
+    def process_ended(self, one: LinkedGateway) -> None:
+        self._ended = merged([self._ended, counters_of(self._last.pop(one.name, ""))])
+        for name, totals in one.summaries.items():
+            self._answered[name] = _added(self._answered.get(name, (0, 0, 0.0, 0)), totals)
+        one.summaries = {}
+
+
+def _added(one: Sequence[float], other: Sequence[float]) -> tuple[int, int, float, int]:
+    sums = [mine + theirs for mine, theirs in zip(one, other, strict=True)]
+    return int(sums[0]), int(sums[1]), sums[2], int(sums[3])
+
+
+def summary_of(totals: Sequence[tuple[int, int, float, int]]) -> dict[str, float | None]:
+    """Requests of a deployment, for `status`: of all gateways together."""
+    answered, errors, seconds, ended = (sum(each) for each in zip(*totals, strict=True))
+    return {
+        "answered": answered,
+        "errors": errors,
+        "mean_ms": round(seconds / ended * 1000, 3) if ended else None,
+    }

@@ -1,0 +1,426 @@
+"""A gateway in a process of its own: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
+
+Enters: requests of clients, and messages of the plane. Leaves: answers, and reports to the plane. The one rule: it
+serves by what it last knew. If the plane is gone it goes on, and looks for the next one; what ends it then is the
+runtime that started it.
+
+The environment says where the plane is: POINTSMAN_SOCKET and POINTSMAN_SECRET, and the folder POINTSMAN_SHM of large
+values. Records and usage go to the plane; pages about the plane as a whole (metrics, the admin API) come from it.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pointsman.config.plan import PointsmanPlan
+from pointsman.config.revision import load_revision
+from pointsman.config.schema import GatewaySpec
+from pointsman.errors import PointsmanError
+from pointsman.gateway.admission import NotAdmitted
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.gateway import READ, Gateway, GatewayPage
+from pointsman.gateway.listeners import CannotListen, GrpcListener, Listeners, allow_many_files
+from pointsman.gateway.lookup import newest_at, record_at
+from pointsman.gateway.metrics import fault_metrics
+from pointsman.gateway.pages import PROMETHEUS, add_pages
+from pointsman.gateway.pipelines.applications import SECRET, Applications
+from pointsman.gateway.shares import GrantedTenants, divided
+from pointsman.gateway.tenants import Tenant
+from pointsman.http.client import HttpClient, NoResponse
+from pointsman.http.heads import HttpRequest
+from pointsman.http.pool import UnixSocket
+from pointsman.runtimes.interface import Unsaved
+from pointsman.runtimes.link import (
+    BEAT_S,
+    SHARE_S,
+    Frames,
+    GatewayMessage,
+    Grants,
+    Inquiry,
+    InquiryAnswer,
+    Joining,
+    LinkReport,
+    Listens,
+    PlaneMessage,
+    Readiness,
+    RecordLines,
+    Stopped,
+    StopServing,
+    UseDocuments,
+    frame,
+)
+from pointsman.runtimes.linked import LinkedTraffic
+from pointsman.runtimes.tasks import LoopClock
+from pointsman.runtimes.traffic import scheduling_problems
+from pointsman.wire.shared_memory import BufferFiles
+
+LINK, REPORTS = "/gateways/link", "/gateways/reports"
+"""Where the plane takes connections and reports of gateways."""
+RETRY_S = 0.05
+"""How often a plane that is gone is looked for."""
+REPORT_S = 10.0
+"""How long the plane may take for a report, or for a page that is asked of it."""
+TERM_S = 3.0
+"""Requests in flight have this long to end after SIGTERM."""
+MAX_LINES_BYTES = 4 * 1024 * 1024
+"""Records that wait for a plane; older ones are dropped."""
+
+
+class PlaneLink:
+    """The connection to the plane. Made again until there is one."""
+
+    def __init__(self, name: str, address: Path, secret: str) -> None:
+        self.name = name
+        self.is_connected = False
+        self._client = HttpClient(UnixSocket(address), connect_timeout_s=1.0)
+        self._headers = f"{SECRET.decode()}: {secret}\r\nx-pointsman-gateway: {name}\r\n"
+        self._untold: list[GatewayMessage] = []
+        self._news = asyncio.Event()
+
+    def tell(self, message: GatewayMessage) -> None:
+        """Send it soon; if there is no plane, only what the next one must know."""
+        self._untold.append(message)
+        if self.is_connected:
+            self._news.set()
+
+    async def follow(self, process: "GatewayProcess") -> None:
+        """Connect, and do what the plane says, for ever."""
+        while True:
+            try:
+                await self._connection(process)
+            except (NoResponse, msgspec.MsgspecError, ConnectionError):
+                pass
+            finally:
+                self.is_connected = False
+            await asyncio.sleep(RETRY_S)
+
+    async def _connection(self, process: "GatewayProcess") -> None:
+        tenants = process.granted.usage(whole=True)
+        hello = frame(Joining(self.name, tenants, process.url))[4:]
+        began = False
+        try:
+            async with self._client.stream("POST", LINK, hello, self._headers) as response:
+                if response.status != 200:
+                    raise NoResponse(f"the plane answered {response.status}")
+                began, frames = True, Frames()
+                process.connected()
+                self.is_connected = True
+                async for piece in response.pieces():
+                    for message in frames.plane(piece):
+                        await process.handle(message)
+        finally:
+            if not began:
+                process.granted.not_told(tenants)
+
+    async def report(self, process: "GatewayProcess") -> None:
+        """Send what there is to tell, in order, for ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.flush(process)
+
+    async def flush(self, process: "GatewayProcess") -> None:
+        told, self._untold = self._untold, []
+        if not told:
+            return
+        try:
+            body = b"".join(map(frame, told))
+            answer = await self._client.fetch("POST", REPORTS, body, timeout_s=REPORT_S, headers=self._headers)
+            if answer.status != 200:
+                raise NoResponse(f"the plane answered {answer.status}")
+        except NoResponse:
+            self._keep(told, process)
+
+    def _keep(self, told: Iterable[GatewayMessage], process: "GatewayProcess") -> None:
+        """Keep what the next plane must know: usage, and records. It asks for the rest."""
+        lines: list[bytes] = []
+        for message in told:
+            if isinstance(message, LinkReport):
+                process.granted.not_told(message.tenants)
+            elif isinstance(message, RecordLines):
+                lines += message.lines
+        while sum(map(len, lines)) > MAX_LINES_BYTES:
+            del lines[: len(lines) // 2 + 1]
+        if lines:
+            self._untold.insert(0, RecordLines(lines))
+
+    def drop_stale(self, process: "GatewayProcess") -> None:
+        """Before a new plane: forget what only the one before could use."""
+        told, self._untold = self._untold, []
+        self._keep(told, process)
+
+    async def fetch(self, http: HttpRequest) -> tuple[int, bytes]:
+        """What the plane answers to a request of a client. Raises `NoResponse`."""
+        path = http.path.decode("latin-1") + (f"?{http.query.decode('latin-1')}" if http.query else "")
+        method = http.method.decode("latin-1")
+        answer = await self._client.fetch(method, path, bytes(http.body), timeout_s=REPORT_S)
+        return answer.status, answer.body
+
+
+class LinkedRecords:
+    """`RecordSink`: the plane stores the records of all gateways."""
+
+    def __init__(self, link: PlaneLink) -> None:
+        self.max_bytes = 0
+        self._link = link
+
+    def lines(self, limit: int) -> list[bytes]:
+        return []
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        told = list(lines)
+        if told:
+            self._link.tell(RecordLines(told))
+
+    def problems(self) -> list[str]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+class Forwarded:
+    """A request of a client that the plane answers."""
+
+    def __init__(self, client: GatewayConnection) -> None:
+        self.client: GatewayConnection | None = client
+
+    def abandon(self) -> None:
+        self.client = None
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class PlanePages:
+    """Pages about the plane as a whole, which it answers itself."""
+
+    def __init__(self, gateway: Gateway, link: PlaneLink) -> None:
+        self._gateway = gateway
+        self._link = link
+        self._running: set[asyncio.Task[None]] = set()
+        gateway.pages.exact[b"/metrics"] = GatewayPage(self._forward, gateway.admission.page_reader, READ)
+        gateway.pages.trees[b"/admin/v1/"] = GatewayPage(self._forward, self._check)
+
+    def _check(self, request: HttpRequest, client: GatewayConnection) -> None:
+        if not self._gateway.admission.keys.opens_admin(request):
+            why = "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)"
+            raise NotAdmitted(401, why, "invalid_admin_key")
+
+    def _forward(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
+        running = Forwarded(client)
+        client.serving = running
+        task = self._gateway.loop.create_task(self._answer(running, request))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, running: Forwarded, request: HttpRequest) -> None:
+        kind = PROMETHEUS if request.path == b"/metrics" else b"application/json"
+        try:
+            status, body = await self._link.fetch(request)
+        except NoResponse:
+            if running.client is not None:
+                why = "the plane behind this gateway does not answer; requests to models are served all the same"
+                running.client.error(503, why, "no_plane", b"retry-after: 1\r\n")
+            return
+        if running.client is not None:
+            running.client.answer(status, body, kind)
+
+
+class GatewayProcess:
+    """The gateway, its link, and what it does as the plane says."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._loop = asyncio.get_running_loop()
+        secret, address = environment.get("POINTSMAN_SECRET", ""), environment.get("POINTSMAN_SOCKET", "")
+        if not secret or not address:
+            raise PointsmanError("POINTSMAN_SECRET and POINTSMAN_SOCKET must say where the plane is")
+        self.gateway = gateway = Gateway(GatewaySpec(), self._loop)
+        gateway.clients.max_files = allow_many_files()
+        self.granted = GrantedTenants()
+        gateway.admission.tenants = self.granted.tenants
+        self.applications = Applications(gateway)
+        self.applications.trust(secret, BufferFiles(Path(environment.get("POINTSMAN_SHM", ""))))
+        self.link = PlaneLink(name, Path(address), secret)
+        clock = LoopClock(self._loop)
+        self.traffic = LinkedTraffic(gateway.traffic, clock, self.link.tell)
+        gateway.traffic.hooks.failed = gateway.tasks.failed
+        self._listeners: Listeners | None = None
+        self._grpc = GrpcListener(gateway, self.applications, lambda: self._is_ready)
+        self._is_ready = False
+        self._listen = ""
+        self._reported_at = 0.0
+        self._stopped = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        add_pages(gateway, lambda: self._is_ready)
+        PlanePages(gateway, self.link)
+        gateway.metrics.sources[:] = [lambda page: fault_metrics(page, gateway.tasks.failures(), Unsaved(0, 0))]
+        gateway.history.gateway = name
+        gateway.history.open(LinkedRecords(self.link), 0)
+
+    @property
+    def url(self) -> str:
+        return "" if self._listeners is None else self._listeners.url
+
+    async def run(self) -> None:
+        tasks = self.gateway.tasks
+        tasks.keep("link to the plane", lambda: self.link.follow(self))
+        tasks.keep("reports to the plane", lambda: self.link.report(self))
+        tasks.every("report", SHARE_S, self._report)
+        self._loop.add_signal_handler(signal.SIGTERM, lambda: self.stop(TERM_S))
+        await self._stopped.wait()
+        self.gateway.close()
+
+    # The plane
+
+    def connected(self) -> None:
+        self.link.drop_stale(self)
+        self.traffic.connected()
+        self._reported_at = 0.0
+
+    async def handle(self, message: PlaneMessage) -> None:
+        match message:
+            case UseDocuments():
+                await self._use(message)
+            case Grants():
+                self.granted.granted(message.tenants, time.monotonic())
+            case Readiness():
+                self._is_ready = message.ready
+            case Inquiry():
+                self.link.tell(InquiryAnswer(message.number, msgspec.json.encode(_answer(self, message), enc_hook=str)))
+            case StopServing():
+                self.stop(message.within_s)
+            case _:
+                self.traffic.handle(message)
+
+    async def _use(self, wanted: UseDocuments) -> None:
+        problem = ""
+        try:
+            plan = await self._loop.run_in_executor(None, _plan_of, wanted)
+            settings = msgspec.structs.replace(divided(plan.gateway, wanted.processes), listen=wanted.listen)
+            self.gateway.configure(settings)
+            self.applications.configure(plan.applications)
+            self.gateway.traffic.configure([one.among(wanted.processes) for one in plan.deployments])
+            self.traffic.observe()
+            await self._listen_at(settings, wanted.grpc_listen)
+        except (PointsmanError, OSError) as error:  # it goes on as it is
+            problem = str(error)
+        self.link.tell(Listens(self.url, self._grpc.address, problem))
+
+    async def _listen_at(self, settings: GatewaySpec, grpc_listen: str) -> None:
+        """Raises `CannotListen`."""
+        if self._listen != settings.listen:
+            before, listeners = self._listeners, Listeners(self.gateway)
+            await listeners.bind(settings, shared=True)
+            await listeners.open()
+            self._listeners, self._listen = listeners, settings.listen
+            if before is not None:
+                before.close()
+        if grpc_listen and not self._grpc.address:
+            await self._grpc.open(grpc_listen)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
+
+    def _report(self) -> None:
+        """Tell what has changed; that it is there, if nothing has."""
+        if not self.link.is_connected:
+            return
+        now, gateway = time.monotonic(), self.gateway
+        lanes, endings, news = self.traffic.report()
+        tenants, is_beat = self.granted.usage(), now - self._reported_at >= BEAT_S
+        if not (lanes or endings or news or tenants or is_beat):
+            return
+        if is_beat:
+            self._reported_at = now
+        totals = {name: gateway.metrics.totals(name) for name in gateway.metrics.names()}
+        internal = {lane.name for lane in gateway.traffic.all_lanes() if lane.plan.internal}
+        self.link.tell(
+            LinkReport(
+                now,
+                lanes,
+                endings,
+                news,
+                tenants,
+                len(gateway.clients),
+                gateway.in_flight,
+                sum(answered for name, (answered, *_) in totals.items() if name not in internal),
+                _problems(gateway, now) if is_beat else None,
+                totals,
+            )
+        )
+
+    # The end
+
+    def stop(self, within_s: float) -> None:
+        """Accept nothing new, finish what is in flight, and end. Called again, it ends at once."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+            within_s = 0.0
+        self._stopping = self._loop.create_task(self._stop(within_s))
+
+    async def _stop(self, within_s: float) -> None:
+        if self._listeners is not None:
+            self._listeners.close()
+        closing = self._loop.create_task(self._grpc.close(within_s))
+        cut_off = await self.gateway.drain(within_s)
+        self.gateway.upstream.cut_off("the gateway is shutting down")
+        await self._grpc.close(1.0)
+        await closing
+        self.gateway.outbox.flush()
+        self.gateway.history.collect()
+        self._reported_at = 0.0
+        self._report()
+        self.link.tell(Stopped(cut_off))
+        await self.link.flush(self)
+        self._stopped.set()
+
+
+def _problems(gateway: Gateway, now: float) -> list[str]:
+    own = [*gateway.clients.problems(), *gateway.upstream.problems(now), *gateway.tasks.problems()]
+    return [*own, *scheduling_problems(gateway.traffic.lanes.values())]
+
+
+def _answer(process: GatewayProcess, asked: Inquiry) -> Any:
+    gateway, applications = process.gateway, process.applications
+    match asked.about:
+        case "metrics":
+            return gateway.metrics.text(gateway)
+        case "request":
+            return record_at(gateway, applications, asked.details["id"])
+        case "requests":
+            return newest_at(gateway, applications, asked.details, int(asked.details["limit"]))
+    return None
+
+
+def _plan_of(wanted: UseDocuments) -> PointsmanPlan:
+    """On a thread: it may import modules of the user, and requests go on meanwhile. Raises `ConfigError`."""
+    return load_revision(wanted.manifest, wanted.applications, was_in_force=True).plan()
+
+
+async def _serve(name: str) -> None:
+    await GatewayProcess(name, os.environ).run()
+
+
+def main() -> int:
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the plane
+    try:
+        uvloop.run(_serve(sys.argv[1]))
+    except (CannotListen, PointsmanError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""Limits of tenants that several gateways share: one bank has them, and every gateway uses what it was granted.
+
+Enters: what gateways have used, what they were asked for in vain, and the time. Leaves: grants, and what gateways
+should return. The one rule: a unit is granted once. Whatever gateways do between two reports, together they use what
+one would, and each of them at most one request of a tenant beyond it: the one that is admitted although it may not fit.
+
+There are three kinds of units: requests, tokens and cost. The bank keeps the tenants of one gateway (`Tenant`, stored
+as ever), charged with what gateways report; what is left there and not granted can be granted. About ten times a
+second, what is left is divided by recent use, with a small part for all alike; one that was asked in vain comes first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor
+from typing import Any, ClassVar
+
+import msgspec
+
+from pointsman.config.schema import GatewaySpec, PriceSpec, TenantSpec
+from pointsman.gateway.tenants import SETTLES_S, Bucket, Charge, Denial, Tenant, UsageBook
+from pointsman.runtimes.link import Grant, TenantUse
+
+KINDS = range(3)
+"""Requests, tokens, cost."""
+ALIKE = 0.1
+"""The part of what is left that is divided among all alike; the rest goes by use."""
+MEMORY = 0.9
+"""Of what was used before a division, this much counts at the next."""
+SLACK = 0.2
+"""A gateway that holds more than its part by this share of it returns the rest."""
+ALL_S = 1.0
+"""Limits of tenants that have sent nothing are divided this often."""
+NEEDED_S = 5.0
+"""How long a need counts that was not met: its client may have given up."""
+Units = tuple[float, float, float]
+NONE: Units = (0.0, 0.0, 0.0)
+
+
+class GrantBucket(Bucket):
+    """What was granted and not used; it does not refill by itself."""
+
+    __slots__ = ("used",)
+
+    def __init__(self, per_minute: float) -> None:
+        super().__init__(per_minute)
+        self.left = 0.0
+        self.used = 0.0
+        """Since the last report."""
+
+    def refill(self, now: float) -> float:
+        return self.left
+
+    def take(self, amount: float) -> None:
+        self.left -= amount
+        self.used += amount
+
+    def seconds_until(self, amount: float) -> int:
+        return SETTLES_S  # a grant may come any moment
+
+    def limited_to(self, per_minute: float) -> "GrantBucket":
+        self.per_minute = per_minute
+        return self
+
+
+class GrantedTenant(Tenant):
+    """A tenant at one of several gateways: it may use what this gateway was granted."""
+
+    kind: ClassVar[type[Bucket]] = GrantBucket
+
+    def __init__(self, spec: TenantSpec) -> None:
+        super().__init__(spec)
+        self.cost_left = GrantBucket(0.0)
+        self._needed = NONE
+        self._returned = NONE
+        self._told: TenantUse | None = None
+
+    def admit(
+        self, prompt: int, answer: int | None, price: PriceSpec | None, now: float, *, part: bool = False
+    ) -> "Charge | Denial | None":
+        found = super().admit(prompt, answer, price, now, part=part)
+        if isinstance(found, Denial):
+            cost = 0.0 if answer is None else Charge(self, prompt, answer, price).cost
+            self._needed = _largest(self._needed, (0.0 if part else 1.0, float(prompt + (answer or 0)), cost))
+        return found
+
+    def exhausted(self, now: float) -> Denial | None:
+        found = super().exhausted(now)
+        if found is not None:
+            self._needed = _largest(self._needed, (1.0, 0.0, 1e-9))
+        return found
+
+    def budget_left(self, now: float) -> float:
+        if self.period_ends is not None and now >= self.period_ends:
+            self.period_ends = None  # a grant is on its way
+        return self.cost_left.left
+
+    def use(self, cost: float, tokens: float, now: float) -> None:
+        self.cost_left.take(cost)
+        if self.tokens_left is not None:
+            self.tokens_left.take(tokens)
+
+    def granted(self, grant: Grant, now: float) -> None:
+        """Take what is given, and return what is asked for, as far as it is free."""
+        reserved, returned = (0.0, self.tokens.amount, self.cost.amount), list(self._returned)
+        for kind, bucket in enumerate(self._buckets()):
+            if bucket is not None:
+                bucket.left += grant.give[kind]
+                back = min(grant.take[kind], max(0.0, bucket.left - reserved[kind]))
+                bucket.left -= back
+                returned[kind] += back
+        self._returned = (returned[0], returned[1], returned[2])
+        self.period_ends = None if grant.period_left_s is None else now + grant.period_left_s
+
+    def report(self, now: float, wall: float) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def usage(self, *, whole: bool = False) -> TenantUse | None:
+        """What has changed since the last call; None: nothing. `whole`: tell it in any case."""
+        buckets = self._buckets()
+        used = [0.0 if one is None else one.used for one in buckets]
+        held = [0.0 if one is None else one.left for one in buckets]
+        told = TenantUse(
+            (used[0], used[1], used[2]),
+            self._returned,
+            self._needed,
+            (held[0], held[1], held[2]),
+            self.tokens.holders,
+            (self.tokens.amount, self.cost.amount),
+        )
+        for one in buckets:
+            if one is not None:
+                one.used, one.left = 0.0, max(0.0, one.left)  # a debt is the bank's from now on
+        self._needed = self._returned = NONE
+        before, self._told = self._told, told
+        return told if whole or told != before or any(told.used) or any(told.returned) else None
+
+    def _buckets(self) -> tuple[GrantBucket | None, GrantBucket | None, GrantBucket | None]:
+        requests, tokens = self.requests_left, self.tokens_left
+        assert requests is None or isinstance(requests, GrantBucket)
+        assert tokens is None or isinstance(tokens, GrantBucket)
+        return requests, tokens, self.cost_left
+
+
+class GrantedTenants:
+    """The tenants of one of several gateways."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, GrantedTenant] = {}
+        self._unsent: dict[str, TenantUse] = {}
+        """Usage that could not be told, as there was no plane."""
+
+    def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
+        """The tenants with these limits; those that are known keep what they hold."""
+        for spec in specs:
+            if spec.name in self._tenants:
+                self._tenants[spec.name].configure(spec)
+            else:
+                self._tenants[spec.name] = GrantedTenant(spec)
+        return {spec.name: self._tenants[spec.name] for spec in specs}
+
+    def usage(self, *, whole: bool = False) -> dict[str, TenantUse]:
+        """What has changed since the last call. `whole`: of all tenants, for a plane that knows nothing of them."""
+        told, self._unsent = self._unsent, {}
+        for name, one in self._tenants.items():
+            use = one.usage(whole=whole)
+            if use is not None:
+                told[name] = _together(told.get(name), use)
+        return told
+
+    def not_told(self, tenants: Mapping[str, TenantUse]) -> None:
+        """This did not reach the plane: tell it later."""
+        for name, use in tenants.items():
+            self._unsent[name] = _together(use, self._unsent.get(name, use))
+
+    def granted(self, grants: Mapping[str, Grant], now: float) -> None:
+        for name, grant in grants.items():
+            if name in self._tenants:
+                self._tenants[name].granted(grant, now)
+
+
+class Allotment:
+    """What one gateway has of a tenant's limits, as the bank knows it."""
+
+    __slots__ = ("held", "last", "needed", "needed_at", "recent", "sought")
+
+    def __init__(self) -> None:
+        self.held = [0.0, 0.0, 0.0]
+        """Granted, and not reported as used: at least what the gateway has."""
+        self.recent = [0.0, 0.0, 0.0]
+        """Used lately."""
+        self.needed = NONE
+        self.needed_at = 0.0
+        self.sought = [0.0, 0.0, 0.0]
+        """Asked back, and not returned yet."""
+        self.last: TenantUse | None = None
+
+
+class Bank:
+    """The limits of tenants, and what each gateway holds of them."""
+
+    def __init__(self, book: UsageBook, clock: Callable[[], float]) -> None:
+        self._book = book
+        self._clock = clock
+        self._tenants: dict[str, Tenant] = {}
+        self._allotments: dict[str, dict[str, Allotment]] = {}
+        """By gateway, then by tenant."""
+        self._active: set[str] = set()
+        """Tenants that were used, or asked for in vain, since the last division."""
+        self._divided_at = 0.0
+        """When the limits of all were last divided."""
+
+    def configure(self, specs: Sequence[TenantSpec]) -> None:
+        self._tenants = self._book.tenants(specs)
+
+    def joined(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
+        """A gateway is there, with what an earlier plane has granted it and what it has used since."""
+        self._allotments[gateway] = {}
+        self._divided_at = -ALL_S
+        for name, use in tenants.items():
+            one = self._of(gateway, name)
+            one.held = [max(0.0, held + used) for held, used in zip(use.held, use.used, strict=True)]
+        self.used(gateway, tenants)
+
+    def left(self, gateway: str) -> None:
+        """A gateway has ended: what it held can be granted again."""
+        self._active.update(self._allotments.pop(gateway, {}))
+
+    def used(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
+        now = self._clock()
+        for name, use in tenants.items():
+            one, master = self._of(gateway, name), self._tenants.get(name)
+            one.last = use
+            self._active.add(name)
+            for kind in KINDS:
+                one.held[kind] = max(0.0, one.held[kind] - use.used[kind] - use.returned[kind])
+                one.sought[kind] = max(0.0, one.sought[kind] - use.returned[kind])
+                one.recent[kind] += use.used[kind]
+            if any(use.needed):
+                one.needed, one.needed_at = use.needed, now
+            elif any(use.used):
+                one.needed = NONE  # it was served, or another was
+            if master is not None and any(use.used):
+                if master.requests_left is not None:
+                    master.requests_left.refill(now)
+                    master.requests_left.take(use.used[0])
+                if master.tokens_left is not None:
+                    master.tokens_left.refill(now)
+                master.use(use.used[2], use.used[1], now)
+
+    def grants(self) -> dict[str, dict[str, Grant]]:
+        """What gateways get and return now, by gateway and tenant."""
+        now = self._clock()
+        given: dict[str, dict[str, Grant]] = {}
+        is_due = now - self._divided_at >= ALL_S
+        self._divided_at = now if is_due else self._divided_at
+        named, self._active = self._tenants if is_due else self._active & self._tenants.keys(), set()
+        for name in named:
+            master = self._tenants[name]
+            left = _left(master, now)
+            shares = {gateway: self._of(gateway, name) for gateway in self._allotments}
+            plans = {kind: _divide(kind, left[kind], shares, now) for kind in KINDS if left[kind] is not None}
+            spent = left[2] is not None and left[2] <= 0 and master.period_ends is not None
+            period_s = max(0.0, (master.period_ends or now) - now) if spent else None
+            for gateway, one in shares.items():
+                give = [plans[kind][gateway][0] if kind in plans else 0.0 for kind in KINDS]
+                take = [plans[kind][gateway][1] if kind in plans else 0.0 for kind in KINDS]
+                one.held = [held + more for held, more in zip(one.held, give, strict=True)]
+                one.sought = [sought + more for sought, more in zip(one.sought, take, strict=True)]
+                if any(give) or any(take) or spent:
+                    grant = Grant((give[0], give[1], give[2]), (take[0], take[1], take[2]), period_s)
+                    given.setdefault(gateway, {})[name] = grant
+            for one in shares.values():
+                one.recent = [used * MEMORY for used in one.recent]
+        return given
+
+    def report(self, wall: float) -> list[dict[str, Any]]:
+        """Usage against limits, of all gateways together; see `Tenant.report`."""
+        now, told = self._clock(), []
+        for name, master in self._tenants.items():
+            last = [one[name].last for one in self._allotments.values() if name in one]
+            uses = [use for use in last if use is not None]
+            told.append(
+                master.report(now, wall)
+                | {
+                    "in_flight": sum(use.in_flight for use in uses),
+                    "reserved": sum(use.reserved[1] for use in uses),
+                    "tokens_reserved": sum(use.reserved[0] for use in uses),
+                }
+            )
+        return told
+
+    def _of(self, gateway: str, tenant: str) -> Allotment:
+        return self._allotments.setdefault(gateway, {}).setdefault(tenant, Allotment())
+
+
+def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float | None]:
+    """What is left of the limits of a tenant in all, also what gateways hold; None: there is no limit."""
+    requests, tokens, budget = master.requests_left, master.tokens_left, master.spec.cost_budget
+    is_over = master.period_ends is None or now >= master.period_ends
+    return (
+        None if requests is None else requests.refill(now),
+        None if tokens is None else tokens.refill(now),
+        None if budget is None else budget - (0.0 if is_over else master.spent),
+    )
+
+
+def _divide(
+    kind: int, left: float | None, shares: Mapping[str, Allotment], now: float
+) -> dict[str, tuple[float, float]]:
+    """(give, take) for each gateway, so that each comes to its part of what is left."""
+    total, free = max(0.0, left or 0.0), max(0.0, (left or 0.0) - sum(one.held[kind] for one in shares.values()))
+    used = sum(one.recent[kind] for one in shares.values())
+    parts = {
+        name: total * (ALIKE / len(shares) + (1 - ALIKE) * one.recent[kind] / used) if used else total / len(shares)
+        for name, one in shares.items()
+    }
+    for name, one in _in_need(kind, shares, total, now):  # one of them can be served: the one that has waited longest
+        needed = min(total, one.needed[kind] * (1 + 1e-9))  # what is divided and added up again may be a little less
+        rest = (total - needed) / max(total - parts[name], 1e-9)
+        parts = {other: part * rest for other, part in parts.items()} | {name: needed}
+        break
+    if kind == 0:
+        parts = _whole(parts)
+    wants = {name: max(0.0, parts[name] - one.held[kind]) for name, one in shares.items()}
+    short = sum(wants.values())
+    share = min(1.0, free / short) if short else 0.0
+    gives = {name: floor(want * share + 1e-9) if kind == 0 else want * share for name, want in wants.items()}
+    missing = short > free + 1e-9
+    return {
+        name: (gives[name], _surplus(one, kind, parts[name]) if missing and not gives[name] else 0.0)
+        for name, one in shares.items()
+    }
+
+
+def _in_need(kind: int, shares: Mapping[str, Allotment], total: float, now: float) -> list[tuple[str, Allotment]]:
+    waiting = [
+        (one.needed_at, name, one)
+        for name, one in shares.items()
+        if 0 < one.needed[kind] <= total and now - one.needed_at < NEEDED_S
+    ]
+    return [(name, one) for _, name, one in sorted(waiting, key=lambda each: each[:2])]
+
+
+def _surplus(one: Allotment, kind: int, part: float) -> float:
+    """What a gateway holds beyond its part, and was not asked for yet."""
+    surplus = one.held[kind] - one.sought[kind] - part
+    return surplus if surplus > SLACK * part + 1e-9 else 0.0
+
+
+def _whole(parts: Mapping[str, float]) -> dict[str, float]:
+    """The same in whole requests; what is left over goes to the largest parts."""
+    found = {name: float(floor(part + 1e-9)) for name, part in parts.items()}
+    over = floor(sum(parts.values()) - sum(found.values()) + 1e-9)
+    for name in sorted(parts, key=lambda one: (-(parts[one] - found[one]), one))[:over]:
+        found[name] += 1
+    return found
+
+
+def _largest(one: Units, other: Units) -> Units:
+    return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])
+
+
+def _together(first: TenantUse | None, then: TenantUse) -> TenantUse:
+    """Two reports as one."""
+    if first is None or first is then:
+        return then
+
+    def sums(one: Units, other: Units) -> Units:
+        return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+    return msgspec.structs.replace(
+        then,
+        used=sums(first.used, then.used),
+        returned=sums(first.returned, then.returned),
+        needed=_largest(first.needed, then.needed),
+    )
+
+
+def divided(settings: GatewaySpec, processes: int) -> GatewaySpec:
+    """The settings of one of several gateways: of limits that hold for all together, its part."""
+    most = settings.limits.max_connections
+    limits = msgspec.structs.replace(settings.limits, max_connections=None if most is None else ceil(most / processes))
+    return msgspec.structs.replace(
+        settings,
+        limits=limits,
+        max_buffered_bytes=max(1, settings.max_buffered_bytes // processes),
+        max_prefix_index_bytes=max(1, settings.max_prefix_index_bytes // processes),
+    )

@@ -1,0 +1,146 @@
+"""What dispatchers of the same instances tell each other: requests in flight, and what plugins have learned.
+
+Enters: news of other dispatchers, with the time. Leaves: news for them, and events for the own dispatcher. The one
+rule: what is known of others is an addition. A dispatcher that hears nothing decides by what it has sent itself.
+
+News has absolute numbers of the instances whose numbers have changed, so nothing is lost if two of them become one;
+what was lost with a connection is made good by `begin_again`. Each dispatcher adds what others have in flight to its
+own columns (`endpoints.share`), where scorers, filters and limits find it without knowing of others.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS
+from pointsman.routing.events import Shared
+
+SILENCE_S = 3.0
+"""What a dispatcher was last heard to have in flight is dropped after this."""
+AT_ONCE = 512
+"""Things learned that one piece of news has; more follow with the next."""
+MAX_UNTOLD = 8 * AT_ONCE
+"""Older ones are not told: others learn the same from requests of their own."""
+REPEATED_S = 10.0
+"""The same thing is told again after this at the earliest: others keep what is used, and forget what is not."""
+
+NOTHING = (0.0, 0.0)
+
+
+class News(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What has changed at a dispatcher."""
+
+    in_flight: dict[str, tuple[float, float]] = {}
+    """By instance: requests, and prompt tokens to compute."""
+    learned: list[tuple[int, str, Any]] = []
+    """Number of the plugin among those that learn, id of the endpoint, what."""
+
+    def __bool__(self) -> bool:
+        return bool(self.in_flight or self.learned)
+
+
+class Peers:
+    """The dispatchers beside one: what it tells them, and what it has heard of them."""
+
+    def __init__(self, dispatcher: Dispatcher, tell: Callable[[Shared], None]) -> None:
+        """`tell`: tells the dispatcher, and carries out what it decides."""
+        self._dispatcher = dispatcher
+        self._tell = tell
+        self._plugins: tuple[Any, ...] | None = None
+        """Those that are listened to; None before the first time."""
+        self._told: dict[str, tuple[float, float]] = {}
+        self._untold: deque[tuple[int, str, Any]] = deque(maxlen=MAX_UNTOLD)
+        self._repeated: set[tuple[int, str, Any]] = set()
+        self._repeated_since = 0.0
+        self._heard: dict[str, dict[str, tuple[float, float]]] = {}
+        """By name of a peer, then by instance."""
+        self._heard_at: dict[str, float] = {}
+
+    # What others should know
+
+    def begin_again(self) -> None:
+        """Others know nothing any more."""
+        self._told.clear()
+        self._repeated.clear()
+
+    def news(self, now: float) -> News:
+        """What has changed since the last call."""
+        self._listen()
+        if now - self._repeated_since >= REPEATED_S:
+            self._repeated_since = now
+            self._repeated.clear()
+        current = own_load(self._dispatcher)
+        told = self._told
+        changed = {name: load for name, load in current.items() if told.get(name, NOTHING) != load}
+        changed |= {name: NOTHING for name, load in told.items() if name not in current and load != NOTHING}
+        self._told = current
+        untold = self._untold
+        return News(changed, [untold.popleft() for _ in range(min(len(untold), AT_ONCE))])
+
+    def _listen(self) -> None:
+        """Hear what plugins learn; a new configuration brings new ones."""
+        if self._plugins is self._dispatcher.plugins:
+            return
+        self._plugins = self._dispatcher.plugins
+        for number, plugin in enumerate(self._dispatcher.learners):
+            plugin.listener = self._listener(number)
+
+    def _listener(self, number: int) -> Callable[[str, Any], None]:
+        untold, repeated = self._untold, self._repeated
+
+        def learned(endpoint_id: str, what: Any) -> None:
+            key = (number, endpoint_id, what[-1] if isinstance(what, list) else what)
+            if key not in repeated:
+                repeated.add(key)
+                untold.append((number, endpoint_id, what))
+
+        return learned
+
+    # What others have told
+
+    def heard(self, peer: str, news: News | None, now: float) -> None:
+        """A peer has sent news; None: it is there, and nothing has changed."""
+        self._heard_at[peer] = now
+        if news is not None and news:
+            known = self._heard.setdefault(peer, {})
+            known.update(news.in_flight)
+            self._add(news.in_flight, news.learned)
+
+    def gone(self, peer: str) -> None:
+        """A peer has ended, and with it what it had in flight."""
+        self._heard_at.pop(peer, None)
+        lost = self._heard.pop(peer, None)
+        if lost:
+            self._add(lost, ())
+
+    def expire(self, now: float) -> None:
+        """Drop what is known of peers that have been silent for long."""
+        for peer in [name for name, at in self._heard_at.items() if now - at > SILENCE_S]:
+            self.gone(peer)
+
+    def totals(self) -> dict[str, tuple[float, float]]:
+        """Requests and tokens that all others have in flight, by instance."""
+        names = {name for loads in self._heard.values() for name in loads}
+        return {name: self._total(name) for name in names}
+
+    def _total(self, name: str) -> tuple[float, float]:
+        loads = [known.get(name, NOTHING) for known in self._heard.values()]
+        return sum(requests for requests, _ in loads), sum(tokens for _, tokens in loads)
+
+    def _add(self, changed: Iterable[str], learned: Iterable[tuple[int, str, Any]]) -> None:
+        self._tell(Shared({name: self._total(name) for name in changed}, tuple(learned)))
+
+
+def own_load(dispatcher: Dispatcher) -> dict[str, tuple[float, float]]:
+    """Requests and tokens that a dispatcher has in flight itself, by instance; without idle ones."""
+    columns: Mapping[str, Any] = dispatcher.fleet.load.columns
+    found = {}
+    for endpoint in dispatcher.fleet.roster:
+        requests, tokens = endpoint.theirs
+        own = float(columns[IN_FLIGHT_REQUESTS][endpoint.row]) - requests
+        if own > 0:
+            found[str(endpoint)] = (own, max(0.0, float(columns[IN_FLIGHT_TOKENS][endpoint.row]) - tokens))
+    return found

@@ -1,0 +1,494 @@
+"""The plane's end of several gateways: their processes, and the traffic of all of them as if it were one.
+
+Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of what
+they see. The one rule: an instance is idle once every gateway that lives has said so. One that has not answered may
+still have requests on it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from pointsman.config.plan import DeploymentPlan
+from pointsman.control.events import Adopted, ControllerEvent, Exited, Launched, LaunchFailed
+from pointsman.engines import LaunchSpec, Samples
+from pointsman.reasons import Reason
+from pointsman.routing.endpoints import Metrics
+from pointsman.runtimes.interface import Activity, BackgroundTasks, Clock, ProcessOrder, Runtime, Timer
+from pointsman.runtimes.link import (
+    Absence,
+    AwaitIdle,
+    BecameIdle,
+    EngineMetrics,
+    GatewayMessage,
+    InstanceGone,
+    InstanceLoad,
+    InstanceReady,
+    InstanceWanted,
+    KnownInstances,
+    LaneLoad,
+    LinkReport,
+    PeerEnded,
+    PeerNews,
+    PlaneMessage,
+    RequestsFailing,
+    RestInstance,
+    Stirred,
+    StoodOut,
+    portable_absence,
+    portable_instance,
+)
+from pointsman.runtimes.linked import LaneNews
+from pointsman.runtimes.serving import Ending, LocalTraffic, RequestCounts
+from pointsman.runtimes.traffic import takes_requests
+from pointsman.types import ExecutionInstance
+
+FIRST_RESTART_S, MAX_RESTART_S = 0.1, 5.0
+"""Pause before a gateway that has ended is started again: doubled with each end, up to the second."""
+CALM_S = 30.0
+"""One that has run for this long starts again after the first pause."""
+PREFIX = "@gateway-"
+"""Of the names of gateway processes; no instance is called so."""
+NO_LOAD = InstanceLoad(0, 0, None)
+
+
+class IdleCall(NamedTuple):
+    """What is called when an instance is idle everywhere."""
+
+    deployment: str
+    awaited: set[str]
+    """Gateways that have not said so yet; the empty name is this process."""
+    call: Callable[[], None]
+
+
+class LinkedGateway:
+    """A gateway in another process, as its plane knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.process = ""
+        """The runtime's name for it; empty while it does not run."""
+        self.send: Callable[[PlaneMessage], None] | None = None
+        """None while it is not connected."""
+        self.url = ""
+        """Where it listens; empty if it does not, or not as the last documents say."""
+        self.restarts = 0
+        self.lanes: dict[str, LaneLoad] = {}
+        self.ahead_s = 0.0
+        """By how much our clock is ahead of its."""
+        self.last = LinkReport(0.0, {}, {}, {}, {})
+        self.problems: list[str] = []
+        self.problem = ""
+        """Why it does not serve as the documents say."""
+        self.summaries: dict[str, tuple[int, int, float, int]] = {}
+
+    def on(self, deployment: str, instance_id: str) -> InstanceLoad:
+        load = self.lanes.get(deployment)
+        return NO_LOAD if load is None else load.instances.get(instance_id, NO_LOAD)
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "name": self.name.removeprefix("@"),
+            "pid": int(self.process) if self.process.isdecimal() else None,
+            "connected": self.send is not None,
+            "url": self.url,
+            "connections": self.last.connections,
+            "in_flight": self.last.in_flight,
+            "requests": self.last.requests,
+            "restarts": self.restarts,
+        }
+
+
+class GatewayGroup:
+    """The gateways of a plane in other processes: those that live, and what those that have ended had counted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.members: dict[str, LinkedGateway] = {}
+        self.arrived: dict[str, int] = {}
+        """By deployment: requests that arrived at gateways that have ended."""
+        self._clock = clock
+
+    def send(self, message: PlaneMessage, but: str = "") -> None:
+        """To all that are connected."""
+        for one in self.members.values():
+            if one.send is not None and one.name != but:
+                one.send(message)
+
+    def take_in(self, one: LinkedGateway, report: LinkReport) -> None:
+        one.ahead_s = self._clock.now() - report.now
+        one.lanes.update(report.lanes)
+        one.last = report
+        one.problems = one.problems if report.problems is None else report.problems
+        one.summaries = one.summaries if report.summaries is None else report.summaries
+
+    def ended(self, one: LinkedGateway) -> None:
+        for name, load in one.lanes.items():
+            self.arrived[name] = self.arrived.get(name, 0) + load.arrived
+        one.lanes.clear()
+        one.send, one.url, one.process = None, "", ""
+
+    def counts(self, deployment: str) -> RequestCounts:
+        loads = [one.lanes[deployment] for one in self.members.values() if deployment in one.lanes]
+        return RequestCounts(
+            sum(load.running for load in loads),
+            sum(load.waiting for load in loads),
+            sum(load.arrived for load in loads) + self.arrived.get(deployment, 0),
+        )
+
+    def on(self, deployment: str, instance_id: str) -> Activity:
+        """What gateways have sent to an instance."""
+        found = [(one, one.on(deployment, instance_id)) for one in self.members.values()]
+        worked = [load.worked_at + one.ahead_s for one, load in found if load.worked_at is not None]
+        return Activity(
+            sum(load.requests for _, load in found),
+            sum(load.in_flight for _, load in found),
+            max(worked, default=float("-inf")),
+        )
+
+    def problems(self) -> list[str]:
+        told = [why for one in self.members.values() for why in one.problems]
+        lost = [
+            str(Reason("gateway-lost", {"gateway": one.name.removeprefix("@"), "restarts": one.restarts}))
+            for one in self.members.values()
+            if one.send is None
+        ]
+        wrong = [f"{one.name.removeprefix('@')}: {one.problem}" for one in self.members.values() if one.problem]
+        return [*dict.fromkeys(told), *lost, *wrong]
+
+
+class SharedTraffic:
+    """`PlaneTraffic`: the lanes of this process, and those of gateways in others."""
+
+    def __init__(self, local: LocalTraffic, clock: Clock) -> None:
+        self.hooks = local.hooks
+        self.group = GatewayGroup(clock)
+        self.peers = LaneNews(local.lanes, clock)
+        self.instances = SharedInstances(local, self.group, clock)
+        self.load = SharedLoad(local, self.group, clock)
+        self.demand = SharedDemand(local, self.group)
+        self.configured: Callable[[], None] | None = None
+        """Called when a plan has come into force, before anything of it is in service."""
+        self.process_told: Callable[[ControllerEvent], None] | None = None
+        """Called with what happens to processes of gateways."""
+        self._local = local
+        self._clock = clock
+        self._known: list[str] | None = None
+        """None before the first look: an earlier plane may have had more in service than this one has yet."""
+
+    def configure(self, plans: Sequence[DeploymentPlan]) -> None:
+        self._local.configure(plans)
+        if self.configured is not None:
+            self.configured()
+
+    def told(self, event: ControllerEvent) -> bool:
+        name = getattr(event, "instance_id", "")
+        if not name.startswith(PREFIX):
+            return False
+        if self.process_told is not None:
+            self.process_told(event)
+        return True
+
+    def look(self, instance_ids: Iterable[str]) -> None:
+        self._local.look(())
+        known = sorted(instance_ids)
+        if known != self._known:
+            self._known = known
+            self.group.send(KnownInstances(known))
+        self.instances.tell_absences()
+
+    def status(self, deployment: str) -> dict[str, Any] | None:
+        own, counts = self._local.status(deployment), self.group.counts(deployment)
+        if own is None or not self.group.members:
+            return own
+        now, instances = self._clock.now(), dict(own["instances"])
+        for name, load in instances.items():
+            each = [(one, one.on(deployment, name)) for one in self.group.members.values()]
+            pauses = [at + one.ahead_s - now for one, seen in each if (at := seen.paused_until) is not None]
+            learned = {
+                "latency_ms": _mean([seen.latency_ms for _, seen in each]),
+                "tokens_per_second": _mean([seen.throughput for _, seen in each]),
+                "paused_s": round(max(pauses), 3) if pauses and max(pauses) > 0 else None,
+            }
+            instances[name] = {
+                **load,
+                **{key: value for key, value in learned.items() if value is not None},
+                "in_flight": load["in_flight"] + sum(seen.in_flight for _, seen in each),
+            }
+        more = {"waiting": own["waiting"] + counts.waiting, "running": own["running"] + counts.running}
+        return {**own, **more, "instances": instances}
+
+    def warmth(self) -> dict[str, float]:
+        return self._local.warmth()
+
+    def problems(self) -> list[str]:
+        return [*self._local.problems(), *self.group.problems()]
+
+    # Gateways
+
+    def connected(self, one: LinkedGateway, send: Callable[[PlaneMessage], None]) -> None:
+        """A gateway has connected, and knows the documents in force: tell it everything else."""
+        one.send = send
+        one.lanes.clear()
+        for deployment, instance in self.instances.in_service.values():
+            send(InstanceReady(deployment, instance))
+        if self._known is not None:
+            send(KnownInstances(self._known))
+        self.instances.repeat_to(one)
+        self.peers.begin_again()
+
+    def ended(self, one: LinkedGateway) -> None:
+        """The process of a gateway has ended, and with it what it had in flight."""
+        self.group.ended(one)
+        self.peers.gone(one.name)
+        self.group.send(PeerEnded(one.name))
+        self.instances.idle_at(one.name)
+
+    def beat(self) -> None:
+        """Called every `SHARE_S`: tell gateways what this process has sent itself."""
+        self.peers.expire()
+        if self.group.members:
+            self.group.send(PeerNews("", self.peers.news()))
+
+    def handle(self, one: LinkedGateway, message: GatewayMessage) -> None:
+        """Take in what a gateway says of requests and instances."""
+        hooks = self.hooks
+        match message:
+            case LinkReport():
+                self.group.take_in(one, message)
+                self.demand.ended(message.endings)
+                self.peers.heard(one.name, message.news)
+                self.group.send(PeerNews(one.name, message.news), but=one.name)
+            case RequestsFailing() if hooks.failing is not None:
+                hooks.failing(message.instance_id, message.why)
+            case StoodOut() if hooks.standing_out is not None:
+                hooks.standing_out(message.outlier)
+            case Stirred() if hooks.stirred is not None:
+                hooks.stirred(message.instance_id)
+            case InstanceWanted():
+                if hooks.wanted is not None:
+                    hooks.wanted(message.deployment)
+                self.instances.tell_absences()
+            case BecameIdle():
+                self.instances.idle_at(one.name, message.instance_id)
+
+
+class SharedInstances:
+    """`ServiceTable`: in service at every gateway, idle once all say so."""
+
+    def __init__(self, local: LocalTraffic, group: GatewayGroup, clock: Clock) -> None:
+        self.in_service: dict[str, tuple[str, ExecutionInstance]] = {}
+        self._local = local
+        self._group = group
+        self._clock = clock
+        self._idle_calls: dict[str, IdleCall] = {}
+        self._absences: dict[str, Absence] = {}
+        """As last told."""
+
+    def admit(self, deployment: str, instance: ExecutionInstance) -> None:
+        self._local.instances.admit(deployment, instance)
+        self._tell(deployment, instance)
+
+    def update(self, deployment: str, instance: ExecutionInstance) -> None:
+        self._local.instances.update(deployment, instance)
+        if instance.instance_id in self.in_service:
+            self._tell(deployment, instance)
+
+    def _tell(self, deployment: str, instance: ExecutionInstance) -> None:
+        told = portable_instance(instance)
+        self.in_service[instance.instance_id] = deployment, told
+        self._group.send(InstanceReady(deployment, told))
+        self._clock.call_soon(self.tell_absences)
+
+    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+        self.in_service.pop(instance_id, None)
+        self._local.instances.withdraw(deployment, instance_id, why)
+        self._group.send(InstanceGone(deployment, instance_id, why))
+        self._clock.call_soon(self.tell_absences)
+
+    def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
+        # Also of those that are not connected: they may have requests on it, and are asked when they connect.
+        members = [one for one in self._group.members.values() if one.process]
+        self._idle_calls[instance_id] = IdleCall(deployment, {"", *(one.name for one in members)}, call)
+        for one in members:
+            if one.send is not None:
+                one.send(AwaitIdle(deployment, instance_id))
+        self._local.instances.when_idle(deployment, instance_id, partial(self.idle_at, "", instance_id))
+
+    def idle_at(self, gateway: str, instance_id: str | None = None) -> None:
+        """No request of a gateway is on an instance any more; None: on none, as it has ended."""
+        for name in [*self._idle_calls] if instance_id is None else [instance_id]:
+            waiting = self._idle_calls.get(name)
+            if waiting is not None:
+                waiting.awaited.discard(gateway)
+                if not waiting.awaited:
+                    self._idle_calls.pop(name).call()
+
+    def repeat_to(self, one: LinkedGateway) -> None:
+        """Ask a gateway that has connected what others were asked before, and say why instances are missing."""
+        for name, waiting in self._idle_calls.items():
+            if one.send is not None and one.name in waiting.awaited:
+                one.send(AwaitIdle(waiting.deployment, name))
+        for absence in self._absences.values():
+            if one.send is not None:
+                one.send(absence)
+
+    def tell_absences(self) -> None:
+        """Say why no instance takes requests, where none does and that has changed."""
+        why = self._local.hooks.unavailability
+        if not self._group.members or why is None:
+            return
+        for name, lane in self._local.lanes.lanes.items():
+            absent = None if takes_requests(lane.dispatcher) else why(name, lane.start_up_s)
+            told = Absence(name, lane.start_up_s, None if absent is None else portable_absence(absent))
+            if self._absences.get(name, Absence(name, lane.start_up_s, None)) != told:
+                self._absences[name] = told
+                self._group.send(told)
+
+
+class SharedLoad:
+    """`LoadTable`: metrics go to every gateway, and all that was sent counts."""
+
+    def __init__(self, local: LocalTraffic, group: GatewayGroup, clock: Clock) -> None:
+        self._local = local
+        self._group = group
+        self._clock = clock
+
+    def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: Samples | None) -> None:
+        self._local.load.measured(deployment, instance_id, metrics, source)
+        lane = self._local.lanes.lanes.get(deployment)
+        if self._group.members and lane is not None:
+            text = source.text if source is not None and lane.dispatcher.extractors else None
+            self._group.send(EngineMetrics(deployment, instance_id, metrics, text))
+
+    def activity(self, deployment: str, instance_id: str) -> Activity | None:
+        own = self._local.load.activity(deployment, instance_id)
+        if own is None or not self._group.members:
+            return own
+        others = self._group.on(deployment, instance_id)
+        in_flight, worked_at = own.in_flight + others.in_flight, max(own.worked_at, others.worked_at)
+        return Activity(own.requests + others.requests, in_flight, worked_at)
+
+    def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
+        self._local.load.rest(deployment, instance_id, until)
+        for_s = None if until is None else until - self._clock.now()
+        self._group.send(RestInstance(deployment, instance_id, for_s))
+
+
+class SharedDemand:
+    """`Demand`: the requests of all gateways."""
+
+    def __init__(self, local: LocalTraffic, group: GatewayGroup) -> None:
+        self._local = local
+        self._group = group
+        self._observers: dict[str, Callable[[Ending], None]] = {}
+        self.expect = local.expect
+
+    def counts(self, deployment: str) -> RequestCounts:
+        own, others = self._local.counts(deployment), self._group.counts(deployment)
+        return RequestCounts(
+            own.running + others.running, own.waiting + others.waiting, own.arrived + others.arrived, own.kv_usage
+        )
+
+    def observe(self, deployment: str, ended: Callable[[Ending], None]) -> None:
+        self._local.observe(deployment, ended)
+        self._observers[deployment] = ended
+
+    def ended(self, endings: Mapping[str, Iterable[Ending]]) -> None:
+        for deployment, each in endings.items():
+            observer = self._observers.get(deployment)
+            for ending in each if observer is not None else ():
+                observer(ending)  # type: ignore[misc]
+
+    def used(self) -> set[str]:
+        loads = [load for one in self._group.members.values() for load in one.lanes.items()]
+        return self._local.used() | {name for name, load in loads if load.running + load.waiting}
+
+
+class GatewayProcesses:
+    """Starts, adopts, watches and restarts the processes of gateways."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        clock: Clock,
+        tasks: BackgroundTasks,
+        command: Sequence[str],
+        changed: Callable[[LinkedGateway, bool], None],
+    ) -> None:
+        """`command`: without the name of the gateway. `changed`: called when one has ended (True) or started."""
+        self._runtime = runtime
+        self._clock = clock
+        self._tasks = tasks
+        self._command = tuple(command)
+        self._changed = changed
+        self._started_at: dict[str, float] = {}
+        self._pause_s: dict[str, float] = {}
+        self._timers: dict[str, Timer] = {}
+        self._is_stopping = False
+
+    def adopt(self, members: Mapping[str, LinkedGateway], events: Iterable[ControllerEvent]) -> None:
+        """Take over processes of an earlier plane, start those that are missing, and end those that are too many."""
+        for event in events:
+            if isinstance(event, Adopted):
+                if event.instance_id in members:
+                    members[event.instance_id].process = event.process
+                    self._started_at[event.instance_id] = self._clock.now()
+                else:
+                    self._runtime.stop(event.instance_id)
+        for one in members.values():
+            if not one.process:
+                self._start(one)
+
+    def told(self, members: Mapping[str, LinkedGateway], event: ControllerEvent) -> None:
+        one = members.get(getattr(event, "instance_id", ""))
+        if one is None:
+            return
+        match event:
+            case Launched():
+                one.process = event.process
+                self._changed(one, False)
+            case LaunchFailed() | Exited():
+                one.process = ""
+                self._changed(one, True)
+                if not self._is_stopping:
+                    self._start_later(one)
+
+    def stop(self) -> None:
+        """Start none of them again."""
+        self._is_stopping = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def kill(self, one: LinkedGateway) -> None:
+        self._runtime.stop(one.name, kill=True)
+
+    def _start_later(self, one: LinkedGateway) -> None:
+        now = self._clock.now()
+        calm = now - self._started_at.get(one.name, now) >= CALM_S
+        pause_s = FIRST_RESTART_S if calm else self._pause_s.get(one.name, FIRST_RESTART_S)
+        self._pause_s[one.name] = min(2 * pause_s, MAX_RESTART_S)
+        one.restarts += 1
+        self._timers[one.name] = self._clock.call_at(now + pause_s, self._tasks.attempt, "gateways", self._start, one)
+
+    def _start(self, one: LinkedGateway) -> None:
+        self._started_at[one.name] = self._clock.now()
+        command = LaunchSpec((*self._command, one.name))
+        self._runtime.launch(
+            ProcessOrder(
+                instance_id=one.name,
+                deployment="",
+                recipe="",
+                place=None,
+                folder="",
+                launch=lambda *_: self._runtime.replicas.introduce(command, b""),
+            )
+        )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def gateway_names(processes: int) -> list[str]:
+    return [f"{PREFIX}{number}" for number in range(1, processes + 1)]

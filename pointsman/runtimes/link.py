@@ -1,0 +1,341 @@
+"""The link between a plane and its gateways in other processes: its messages, and their frames.
+
+The plane tells gateways of documents, instances, metrics and each other; a gateway tells of requests, of what it has
+seen of instances, of usage, and hands over records.
+
+A message is a msgpack array with its name in front; a frame is its length in four bytes, and the message. Frames go
+over an HTTP connection that the gateway makes: those of the plane as the pieces of one long response, those of the
+gateway as bodies of requests.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from pointsman.config.revision import ManifestText
+from pointsman.control.status import Unavailable
+from pointsman.reasons import Reason
+from pointsman.routing.endpoints import Metrics
+from pointsman.routing.outliers import Outlier
+from pointsman.routing.peers import News
+from pointsman.runtimes.serving import Ending
+from pointsman.types import ExecutionInstance
+
+SHARE_S = 0.1
+"""How often a gateway reports what has changed."""
+BEAT_S = 1.0
+"""How often it reports if nothing has."""
+MAX_FRAME = 64 * 1024 * 1024
+
+
+class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Something that a plane and a gateway tell each other."""
+
+
+# Of the plane
+
+
+class UseDocuments(LinkMessage, frozen=True):
+    """The documents in force, and where to listen."""
+
+    manifest: ManifestText | None
+    applications: dict[str, ManifestText]
+    listen: str
+    grpc_listen: str
+    processes: int
+    """Gateways that share the limits."""
+
+
+class InstanceReady(LinkMessage, frozen=True):
+    """An instance takes requests, or something about it has changed."""
+
+    deployment: str
+    instance: ExecutionInstance
+
+
+class InstanceGone(LinkMessage, frozen=True):
+    """An instance is gone: its requests are sent elsewhere."""
+
+    deployment: str
+    instance_id: str
+    why: str
+
+
+class KnownInstances(LinkMessage, frozen=True):
+    """All instances of the plane, also those that are not in service (yet). Others are gone."""
+
+    instance_ids: list[str]
+
+
+class AwaitIdle(LinkMessage, frozen=True):
+    """Say `BecameIdle` as soon as no request is in flight on an instance."""
+
+    deployment: str
+    instance_id: str
+
+
+class EngineMetrics(LinkMessage, frozen=True):
+    deployment: str
+    instance_id: str
+    metrics: Metrics
+    text: str | None
+    """What they were read from, if extractors want it."""
+
+
+class RestInstance(LinkMessage, frozen=True):
+    """An instance is idle, and is observed less often until it is sent a request."""
+
+    deployment: str
+    instance_id: str
+    for_s: float | None
+    """Until it is measured again; None: it is not measured."""
+
+
+class Absence(LinkMessage, frozen=True):
+    """Why no instance of a deployment takes requests; None: one does."""
+
+    deployment: str
+    start_up_s: float | None
+    why: Unavailable | None
+
+
+class PeerNews(LinkMessage, frozen=True):
+    """Another gateway is there, and this has changed at it, by deployment."""
+
+    peer: str
+    news: dict[str, News]
+
+
+class PeerEnded(LinkMessage, frozen=True):
+    peer: str
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """Of a tenant's limits, in requests, tokens and cost."""
+
+    give: tuple[float, float, float]
+    take: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """To be returned, as far as it is not used or reserved."""
+    period_left_s: float | None = None
+    """Until the budget is renewed, if it is spent; else None."""
+
+
+class Grants(LinkMessage, frozen=True):
+    tenants: dict[str, Grant]
+
+
+class Readiness(LinkMessage, frozen=True):
+    """Whether every deployment has an instance that takes requests, or is scaled to zero."""
+
+    ready: bool
+
+
+class Inquiry(LinkMessage, frozen=True):
+    """To be answered with `InquiryAnswer`."""
+
+    number: int
+    about: str
+    """metrics, request or requests."""
+    details: dict[str, str]
+
+
+class StopServing(LinkMessage, frozen=True):
+    """Accept nothing new, finish what is in flight, and end; what is left after this time is cut off."""
+
+    within_s: float
+
+
+PlaneMessage: TypeAlias = (
+    UseDocuments | InstanceReady | InstanceGone | KnownInstances | AwaitIdle | EngineMetrics | RestInstance | Absence
+    | PeerNews | PeerEnded | Grants | Readiness | Inquiry | StopServing
+)  # fmt: skip
+
+# Of a gateway
+
+
+class TenantUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a gateway has used of a tenant's limits since it last said so, in requests, tokens and cost."""
+
+    used: tuple[float, float, float]
+    returned: tuple[float, float, float]
+    needed: tuple[float, float, float]
+    """By the largest request that was refused for want of it."""
+    held: tuple[float, float, float]
+    """Granted, and not used."""
+    in_flight: int = 0
+    reserved: tuple[float, float] = (0.0, 0.0)
+    """Tokens and cost."""
+
+
+class Joining(LinkMessage, frozen=True):
+    """The first message of a connection."""
+
+    gateway: str
+    tenants: dict[str, TenantUse]
+    url: str = ""
+    """Where it listens; empty if it does not yet."""
+
+
+class InstanceLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What one gateway has sent to an instance, and learned of it."""
+
+    requests: int
+    in_flight: int
+    worked_at: float | None
+    """When it last answered one, by the clock of the gateway; None: never."""
+    latency_ms: float | None = None
+    throughput: float | None = None
+    paused_until: float | None = None
+
+
+class LaneLoad(msgspec.Struct, frozen=True, array_like=True):
+    """The requests of a deployment at one gateway."""
+
+    running: int = 0
+    waiting: int = 0
+    arrived: int = 0
+    instances: dict[str, InstanceLoad] = {}
+
+
+class LinkReport(LinkMessage, frozen=True):
+    """What has changed at a gateway."""
+
+    now: float
+    """By the clock of the gateway."""
+    lanes: dict[str, LaneLoad]
+    endings: dict[str, list[Ending]]
+    news: dict[str, News]
+    tenants: dict[str, TenantUse]
+    connections: int = 0
+    in_flight: int = 0
+    requests: int = 0
+    """That were answered, in all."""
+    problems: list[str] | None = None
+    """None: as before."""
+    summaries: dict[str, tuple[int, int, float, int]] | None = None
+    """By deployment: answered, errors, seconds of those that ended, and how many that are; None: as before."""
+
+
+class Listens(LinkMessage, frozen=True):
+    """It accepts requests as the last documents say; or why it cannot."""
+
+    url: str
+    grpc: str = ""
+    problem: str = ""
+
+
+class RequestsFailing(LinkMessage, frozen=True):
+    instance_id: str
+    why: str
+
+
+class StoodOut(LinkMessage, frozen=True):
+    outlier: Outlier
+
+
+class Stirred(LinkMessage, frozen=True):
+    """An instance that rested was sent a request."""
+
+    instance_id: str
+
+
+class InstanceWanted(LinkMessage, frozen=True):
+    """A request waits, and no instance takes any."""
+
+    deployment: str
+
+
+class BecameIdle(LinkMessage, frozen=True):
+    instance_id: str
+
+
+class RecordLines(LinkMessage, frozen=True):
+    """Records of requests that have ended, for the file of the plane."""
+
+    lines: list[bytes]
+
+
+class InquiryAnswer(LinkMessage, frozen=True):
+    number: int
+    body: bytes
+    """JSON."""
+
+
+class Stopped(LinkMessage, frozen=True):
+    """The last message: how many requests were cut off."""
+
+    cut_off: int
+
+
+GatewayMessage: TypeAlias = (
+    LinkReport
+    | Listens
+    | RequestsFailing
+    | StoodOut
+    | Stirred
+    | InstanceWanted
+    | BecameIdle
+    | RecordLines
+    | InquiryAnswer
+    | Stopped
+)
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
+_OF_PLANE: msgspec.msgpack.Decoder[PlaneMessage] = msgspec.msgpack.Decoder(PlaneMessage)
+_OF_GATEWAY: msgspec.msgpack.Decoder[GatewayMessage] = msgspec.msgpack.Decoder(GatewayMessage)
+_JOINING = msgspec.msgpack.Decoder(Joining)
+
+
+def frame(message: LinkMessage) -> bytes:
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+def joining(body: bytes) -> Joining:
+    """Raises `msgspec.MsgspecError`."""
+    return _JOINING.decode(body)
+
+
+class Frames:
+    """Messages out of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def plane(self, data: bytes) -> list[PlaneMessage]:
+        return [_OF_PLANE.decode(body) for body in self._bodies(data)]
+
+    def gateway(self, data: bytes) -> list[GatewayMessage]:
+        return [_OF_GATEWAY.decode(body) for body in self._bodies(data)]
+
+    def _bodies(self, data: bytes) -> Iterable[bytes]:
+        received = self._received
+        received += data
+        bodies, start = [], 0
+        while len(received) - start >= 4:
+            end = start + 4 + int.from_bytes(received[start : start + 4], "big")
+            if end - start > MAX_FRAME:
+                raise msgspec.DecodeError(f"a frame has {end - start} bytes")
+            if end > len(received):
+                break
+            bodies.append(bytes(received[start + 4 : end]))
+            start = end
+        del received[:start]
+        return bodies
+
+
+def portable(reason: Reason) -> Reason:
+    """The same with plain facts, and its text among them: nothing on the other side can render what is in others."""
+    told = reason.as_dict()
+    return Reason(told["code"], {**told["facts"], "text": told["text"]})
+
+
+def portable_instance(instance: ExecutionInstance) -> ExecutionInstance:
+    if instance.closed is None:
+        return instance
+    return msgspec.structs.replace(instance, closed=portable(instance.closed))
+
+
+def portable_absence(why: Unavailable) -> Unavailable:
+    return msgspec.structs.replace(why, why=portable(why.why))
