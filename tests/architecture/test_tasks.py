@@ -50,6 +50,7 @@ ALLOWED = {
     "runtimes/control_loop.py ControlLoop._try": "sends one signal again",
     "runtimes/traffic.py Lane._set_timer": "timer of a lane",
     "runtimes/traffic.py Lane._wake": "timer of a lane, after a failure",
+    "runtimes/gateways.py GatewayProcesses._start_later": "one start of a gateway; what it raises is reported",
     "wire/blobs.py load_arrays": "loads a library once; where it fails, so does its first use",
     # Threads that have an event loop to themselves
     "gateway/deploying.py BackgroundPlane.__init__": "the thread of a plane in a program of the user",
