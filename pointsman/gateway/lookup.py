@@ -143,14 +143,13 @@ class RequestAdmin:
         query, history = call.query, self._gateway.history
         limit = number_in(query, "limit", 50)
         listed, found = newest_at(self._gateway, self._applications, query, limit)
-        if self._ask is not None:
-            for theirs, count in await self._ask("requests", {**query, "limit": str(limit)}):
-                listed, found = listed + theirs, found + count
-            listed = sorted(listed, key=lambda one: str(one["arrived"]), reverse=True)[:limit]
+        answers = [] if self._ask is None else await self._ask("requests", {**query, "limit": str(limit)})
         stored = history.stored(query)
-        if self._ask is not None:  # gateways outlive a plane, and have some of what it has stored
-            known = {one["request_id"] for one in listed}
+        if answers:  # gateways outlive a plane, and have some of what it has stored
+            known = {one["request_id"] for theirs, _ in answers for one in theirs}
             stored = [(at, line) for at, line in stored if msgspec.json.decode(line)["request_id"] not in known]
+            listed, found = sum((theirs for theirs, _ in answers), listed), found + sum(count for _, count in answers)
+            listed = sorted(listed, key=lambda one: str(one["arrived"]), reverse=True)[:limit]
         for at, line in stored[: limit - len(listed)]:
             old = msgspec.json.decode(line)
             listed.append({name: old[name] for name in old if name not in ("details", "text")} | {"arrived": _iso(at)})

@@ -87,9 +87,13 @@ class PlaneLink:
 
     def tell(self, message: GatewayMessage) -> None:
         """Send it soon; if there is no plane, only what the next one must know."""
-        self._untold.append(message)
+        self.tell_later(message)
         if self.is_connected:
             self._news.set()
+
+    def tell_later(self, message: GatewayMessage) -> None:
+        """Send it with the next that is sent soon: a report at the latest."""
+        self._untold.append(message)
 
     async def follow(self, process: "GatewayProcess") -> None:
         """Connect, and do what the plane says, for ever."""
@@ -178,7 +182,7 @@ class LinkedRecords:
     def append(self, lines: Iterable[bytes]) -> None:
         told = list(lines)
         if told:
-            self._link.tell(RecordLines(told))
+            self._link.tell_later(RecordLines(told))
 
     def problems(self) -> list[str]:
         return []

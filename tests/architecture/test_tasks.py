@@ -59,6 +59,7 @@ ALLOWED = {
     "runtimes/control_loop.py ControlLoop._try": "sends one signal again",
     "runtimes/traffic.py Lane._set_timer": "timer of a lane",
     "runtimes/traffic.py Lane._wake": "timer of a lane, after a failure",
+    "runtimes/gateways.py GatewayProcesses._start_later": "one start of a gateway; what it raises is reported",
     "wire/blobs.py load_arrays": "loads a library once; where it fails, so does its first use",
     # Threads of policies inside Ray Serve
     "integrations/ray_serve/applications.py ServeIngress.__call__": "steps of one request, which waits for them",
