@@ -82,9 +82,9 @@ class GrpcListener:
         self.address = ""
         """host:port; empty if it is not open."""
 
-    async def open(self, listen: str) -> int:
-        """Listen at this address, with the certificate of the gateway if it has one. Returns the port; 0 if the address
-        is empty, which opens nothing."""
+    async def open(self, listen: str, *, shared: bool = False) -> int:
+        """Listen at this address, with the certificate of the gateway if it has one, and if `shared` beside other
+        processes. Returns the port; 0 if the address is empty, which opens nothing."""
         if not listen:
             return 0
         try:
@@ -94,7 +94,7 @@ class GrpcListener:
                 f"gateway.grpcListen is {listen}, which needs packages that are not installed ({error.name}); "
                 "run: pip install 'pointsman[grpc]'"
             ) from error
-        server = PredictServer(self._gateway, self._applications, self._is_ready)
+        server = PredictServer(self._gateway, self._applications, self._is_ready, shared=shared)
         try:
             port = await server.start(listen, self._gateway.settings.tls)
         except RuntimeError as error:

@@ -329,7 +329,7 @@ class GatewayProcess:
             if before is not None:
                 before.close()
         if grpc_listen and not self._grpc.address:
-            await self._grpc.open(grpc_listen)
+            await self._grpc.open(grpc_listen, shared=True)
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)

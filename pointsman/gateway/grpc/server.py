@@ -339,7 +339,9 @@ UNREAD = 100_000
 class PredictServer:
     """A gRPC server in the loop of the gateway."""
 
-    def __init__(self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool], *, shared: bool = False
+    ) -> None:
         limits = gateway.limits
         connections = gateway.clients.set_aside_for_grpc()
         self._server = grpc.aio.server(
@@ -352,7 +354,7 @@ class PredictServer:
                 ("grpc.server_handshake_timeout_ms", round(1000 * limits.header_timeout)),
                 ("grpc.server.max_pending_requests", UNREAD),
                 ("grpc.server.max_pending_requests_hard_limit", UNREAD),
-                ("grpc.so_reuseport", 0),  # else the port of another process would be shared silently
+                ("grpc.so_reuseport", int(shared)),  # else the port of another program is shared silently
             )
         )
         self._health = Health(gateway, applications, is_ready)
