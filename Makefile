@@ -23,9 +23,10 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# One process more than there are cores: live tests wait for engines most of the time.
+# One process more than there are cores: live tests wait for engines most of the time. A Ray cluster needs the cores.
 tests: $(READY)
-	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs --dist loadgroup
+	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs -m "not ray"
+	$(BIN)/pytest -rs -m ray
 
 format: $(READY)
 	$(BIN)/ruff format .

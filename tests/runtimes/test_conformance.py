@@ -274,7 +274,7 @@ def ray(folder: Path) -> Iterator[World]:
             plane.close()
 
 
-@pytest.mark.parametrize("runtime", [simulation, local, ray])
+@pytest.mark.parametrize("runtime", [simulation, local, pytest.param(ray, marks=pytest.mark.ray)])
 def test_the_same_script_has_the_same_outcomes(runtime: Any, tmp_path: Path) -> None:
     with runtime(tmp_path) as world:
         assert script(world) == EXPECTED

@@ -4,7 +4,7 @@ import pytest
 
 from tests.integrations.ray_serve.conftest import Cluster, until
 
-pytestmark = pytest.mark.xdist_group("ray-serve")
+pytestmark = pytest.mark.ray
 
 
 def test_deadlines_decide(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from bench.chaos.planes import LivePlane
 from pointsman.errors import PointsmanError
 from tests.integrations.ray_serve.conftest import Cluster
 
-pytestmark = pytest.mark.xdist_group("ray-serve")
+pytestmark = pytest.mark.ray
 PROGRAM = Path(__file__).with_name("published_pipeline.py")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integrations.ray_serve.conftest import Cluster, until
 
-pytestmark = pytest.mark.xdist_group("ray-serve")
+pytestmark = pytest.mark.ray
 
 
 def statuses(deployment: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from pointsman.errors import ConfigError
 from tests.integrations.ray_serve.conftest import Cluster, until
 
-pytestmark = pytest.mark.xdist_group("ray-serve")
+pytestmark = pytest.mark.ray
 
 
 def scaled(name: str) -> dict[str, Any]:
