@@ -292,7 +292,7 @@ async def report(of: "weakref.ref[PointsmanRouter]") -> None:
     keeper: Any = None
     while True:
         await asyncio.sleep(REPORT_S)
-        if (router := of()) is None:
+        if (router := of()) is None or not ray.is_initialized():  # asking for an actor would start another Ray
             return
         reporter = router._reporter
         del router
@@ -310,7 +310,7 @@ async def ask_replicas_of_others(of: "weakref.ref[PointsmanRouter]") -> None:
     pause_s = REPORT_S
     while True:
         await asyncio.sleep(pause_s)
-        if (router := of()) is None:
+        if (router := of()) is None or not ray.is_initialized():
             return
         used = [router._by_name[name] for name in router._lane.replicas.used_by_others() if name in router._by_name]
         for replica, number in await router._probe_queue_lens(used, 0) if used else ():

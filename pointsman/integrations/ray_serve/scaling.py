@@ -228,7 +228,7 @@ def exchange(of: "weakref.ref[ServeScaling]", deployment: str) -> None:
     while True:
         time.sleep(1.0)
         scaling = of()
-        if scaling is None:
+        if scaling is None or not ray.is_initialized():  # asking for an actor would start another Ray
             return
         try:
             keeper = keeper or records_keeper()
