@@ -21,7 +21,7 @@ from pointsman.errors import (
     in_words,
 )
 from pointsman.gateway.admission import NotAdmitted
-from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.connection import GatewayConnection, PendingAnswer
 from pointsman.gateway.gateway import Gateway, GatewayPage
 from pointsman.gateway.lookup import AdminCall, AskGateways, NotFound, RequestAdmin, number_in, of_another_kind
 from pointsman.gateway.openai import error_body, error_kind
@@ -199,7 +199,7 @@ class Admin:
         if handler is None:
             client.error(404, f"there is no {method} {request.path.decode('latin-1')[:200]}", "not_found")
             return
-        running = AdminRequest(client)
+        running = PendingAnswer(client)
         client.serving = running
         task = self._gateway.loop.create_task(self._answer(running, handler(call), reads=method == "GET"))
         self._tasks.add(task)
@@ -248,7 +248,7 @@ class Admin:
                 return self._down
         return None
 
-    async def _answer(self, running: "AdminRequest", work: Awaitable[Any], *, reads: bool) -> None:
+    async def _answer(self, running: PendingAnswer, work: Awaitable[Any], *, reads: bool) -> None:
         """`reads`: it changes nothing; whatever may have been changed shows in the next status."""
         try:
             answer = await self._named(work)
@@ -306,18 +306,3 @@ class Admin:
     async def _down(self, call: AdminCall) -> dict[str, Any]:
         self._gateway.loop.call_soon(self._stop)
         return {"stopping": True}
-
-
-class AdminRequest:
-    """An admin request in flight."""
-
-    def __init__(self, client: GatewayConnection) -> None:
-        self.client: GatewayConnection | None = client
-
-    def abandon(self) -> None:
-        """The client has disconnected; its request is still carried out."""
-        self.client = None
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...

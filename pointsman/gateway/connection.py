@@ -38,3 +38,18 @@ class GatewayConnection(ServerConnection):
     def refuse(self, error: "NotAdmitted", path: bytes = b"") -> None:
         """Answer the current request, or one whose body is still to come: it is not admitted."""
         self.error(error.status, str(error), error.code, error.lines, path)
+
+
+class PendingAnswer:
+    """A request that a coroutine answers. If its client disconnects, it is still carried out."""
+
+    def __init__(self, client: GatewayConnection) -> None:
+        self.client: GatewayConnection | None = client
+        """None once it has disconnected."""
+
+    def abandon(self) -> None:
+        self.client = None
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...

@@ -18,13 +18,13 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.schema import GatewaySpec
 from pointsman.control.events import ControllerEvent
 from pointsman.errors import PointsmanError
-from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.connection import GatewayConnection, PendingAnswer
 from pointsman.gateway.gateway import READ, WRITE, Gateway, GatewayPage
 from pointsman.gateway.listeners import ReservedAddress
 from pointsman.gateway.metrics import Labels, Page, counters_of, merged
 from pointsman.gateway.pages import PROMETHEUS
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.gateway.process import LINK, REPORTS, Forwarded
+from pointsman.gateway.process import LINK, REPORTS
 from pointsman.gateway.records import recall, store
 from pointsman.gateway.shares import Bank, GrantedTenants
 from pointsman.gateway.tenants import Tenant
@@ -386,13 +386,13 @@ class MergedMetrics:
         self._serving: set[asyncio.Task[None]] = set()
 
     def serve(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
-        running = Forwarded(client)
+        running = PendingAnswer(client)
         client.serving = running
         task = self._gateway.loop.create_task(self._answer(running))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _answer(self, running: Forwarded) -> None:
+    async def _answer(self, running: PendingAnswer) -> None:
         if self._making is None or self._making.done():  # else all who ask meanwhile get the same page
             self._making = self._gateway.loop.create_task(self.text())
         text = await asyncio.shield(self._making)

@@ -25,7 +25,7 @@ from pointsman.config.revision import load_revision
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admission import NotAdmitted
-from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.connection import GatewayConnection, PendingAnswer
 from pointsman.gateway.gateway import READ, Gateway, GatewayPage
 from pointsman.gateway.listeners import CannotListen, GrpcListener, Listeners, allow_many_files
 from pointsman.gateway.lookup import newest_at, record_at
@@ -190,20 +190,6 @@ class LinkedRecords:
     async def close(self) -> None: ...
 
 
-class Forwarded:
-    """A request of a client that the plane answers."""
-
-    def __init__(self, client: GatewayConnection) -> None:
-        self.client: GatewayConnection | None = client
-
-    def abandon(self) -> None:
-        self.client = None
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 class PlanePages:
     """Pages about the plane as a whole, which it answers itself."""
 
@@ -220,13 +206,13 @@ class PlanePages:
             raise NotAdmitted(401, why, "invalid_admin_key")
 
     def _forward(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
-        running = Forwarded(client)
+        running = PendingAnswer(client)
         client.serving = running
         task = self._gateway.loop.create_task(self._answer(running, request))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _answer(self, running: Forwarded, request: HttpRequest) -> None:
+    async def _answer(self, running: PendingAnswer, request: HttpRequest) -> None:
         kind = PROMETHEUS if request.path == b"/metrics" else b"application/json"
         try:
             status, body = await self._link.fetch(request)
