@@ -9,7 +9,7 @@ BENCH  := .venv-bench
 # Tests start hundreds of Python processes; without compiled files each would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-scaling clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-ray bench-scaling bench-lab soak-simulation clean
 
 run: $(RUNS)  ## two llama.cpp instances of a small chat model behind the gateway
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -23,9 +23,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# One process more than there are cores: live tests wait for engines most of the time. A Ray cluster needs the cores.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+
+# The cheapest first. Live tests wait for engines half of the time, so more of them run at once; a Ray cluster needs the cores.
 tests: $(READY)
-	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -rs -m "not ray"
+	$(BIN)/pytest -n $$(($(CORES) + 1)) -rs -m "not ray" --ignore tests/live
+	$(BIN)/pytest -n $$((2 * $(CORES) + 1)) -rs -m "not ray" tests/live
 	$(BIN)/pytest -rs -m ray
 
 format: $(READY)
@@ -45,8 +48,17 @@ bench-placement: $(READY)  ## time per placement, and packing on the openb data 
 bench-pipeline: $(READY)  ## the diamond on Ray Serve and on the local runtime; ARGS=--quick for a short run
 	$(BIN)/python -m bench.pipeline $(ARGS)
 
+bench-ray: $(READY)  ## the Ray runtime beside Ray Serve and the local runtime; ARGS=--quick for a short run
+	$(BIN)/python -m bench.ray_runtime $(ARGS)
+
 bench-scaling: $(READY)  ## scaling policies on recorded load (POINTSMAN_TRACES=FOLDER); ARGS="--plots FOLDER" writes plots
 	$(BIN)/python -m bench.scaling $(ARGS)
+
+bench-lab: $(READY)  ## simulated requests per second and core on a recording (POINTSMAN_TRACES=FOLDER)
+	$(BIN)/python -m bench.lab $(ARGS)
+
+soak-simulation: $(READY)  ## a million simulated requests with 10,000 faults; prints the seed of a run that fails
+	$(BIN)/python -m bench.soak_simulation $(ARGS)
 
 # The requirements files pin every package, dependencies included, hence --no-deps.
 $(RUNS): pyproject.toml requirements/run.txt

@@ -1,7 +1,7 @@
 """`python -m bench.request_path`: the cost of a request inside the gateway, without sockets, by part.
 
 Clients and instances are transports that discard their data. Everything between them is real: parser, JSON, dispatcher
-with the default profile over 8 endpoints, records, upstream framing. `--profile` prints where the time goes.
+over 8 endpoints, records, upstream framing. `--profile` prints where the time goes.
 """
 
 import argparse
@@ -10,10 +10,12 @@ import cProfile
 import json
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import uvloop
 
+from bench.beside import Case
 from pointsman.config import load_manifest
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
@@ -25,20 +27,23 @@ from pointsman.types import ExecutionInstance, RequestMetadata
 
 ENDPOINTS = [f"e{number}" for number in range(8)]
 CONNECTIONS = 32
-MANIFEST = json.dumps(
-    {
-        "kind": "Pointsman",
-        "deployments": [
-            {
-                "name": "chat",
-                "model": "chat",
-                "endpoints": [
-                    {"name": name, "url": f"http://127.0.0.1:{9000 + n}"} for n, name in enumerate(ENDPOINTS)
-                ],
-            }
-        ],
-    }
-)
+SCORERS = {"prefix-cache-scorer": 3, "queue-scorer": 2, "kv-cache-utilization-scorer": 2}
+"""As in `bench.gateway`."""
+
+
+def manifest(scorers: Mapping[str, int]) -> str:
+    """`scorers`: with their weights; empty: the default policy."""
+    endpoints = [{"name": name, "url": f"http://127.0.0.1:{9000 + n}"} for n, name in enumerate(ENDPOINTS)]
+    deployment: dict[str, object] = {"name": "chat", "model": "chat", "endpoints": endpoints}
+    if scorers:
+        names = [*scorers, "max-score-picker"]
+        profile = {"name": "default", "plugins": [{"pluginRef": one, "weight": scorers.get(one)} for one in scorers]}
+        profile["plugins"] += [{"pluginRef": "max-score-picker"}]  # type: ignore[operator]
+        config = {"plugins": [{"type": name} for name in names], "schedulingProfiles": [profile]}
+        deployment["scheduling"] = {"config": config}
+    return json.dumps({"kind": "Pointsman", "deployments": [deployment]})
+
+
 ANSWER = json.dumps(
     {
         "object": "chat.completion",
@@ -98,8 +103,8 @@ class NullTransport(asyncio.Transport):
 class Harness:
     """A gateway with fake clients and instances."""
 
-    def __init__(self, prompt_bytes: int) -> None:
-        plan = load_manifest(MANIFEST)
+    def __init__(self, prompt_bytes: int, scorers: Mapping[str, int] = SCORERS) -> None:
+        plan = load_manifest(manifest(scorers))
         self.gateway = Gateway(plan.gateway, asyncio.get_running_loop())
         self.gateway.traffic.configure(plan.deployments)
         for number, name in enumerate(ENDPOINTS):
@@ -132,7 +137,7 @@ class Harness:
             self.gateway.outbox.flush()
             upstreams.clear()
 
-    def stream(self, rounds: int) -> None:
+    def stream(self, rounds: int, pieces: int = PIECES) -> None:
         """In each round every connection asks for a stream and gets it, piece by piece."""
         for number in range(rounds):
             for index, client in enumerate(self.clients):
@@ -140,7 +145,7 @@ class Harness:
             self.gateway._arrivals.hand_over()
             self.gateway.outbox.flush()
             upstreams = [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
-            for piece in (STREAM_HEAD, *[PIECE] * PIECES, STREAM_END):
+            for piece in (STREAM_HEAD, *[PIECE] * pieces, STREAM_END):
                 for connection in upstreams:
                     connection.data_received(piece)
                 self.gateway.outbox.flush()
@@ -176,6 +181,21 @@ class RoundRobin:
         return [Send(event.requests[0], None, self._endpoints[self._sent % 8])]  # type: ignore[arg-type]
 
 
+def cases() -> dict[str, Case]:
+    """For `bench.beside`."""
+    found = {}
+    for size, rounds in ((300, 6), (64 * 1024, 3), (256 * 1024, 1)):
+        harness = Harness(size)
+        found[f"request, {size:,} bytes"] = Case(partial(harness.serve, rounds), rounds * CONNECTIONS)
+        found[f"dispatcher, {size:,} bytes"] = Case(partial(harness.dispatch, rounds), rounds * CONNECTIONS)
+        if size == 300:
+            found["piece of a stream"] = Case(partial(harness.stream, 1), PIECES * CONNECTIONS)
+    default = Harness(300, {})
+    found["request, default policy"] = Case(partial(default.serve, 2), 2 * CONNECTIONS)
+    found["request, default policy, streamed"] = Case(partial(default.stream, 1, 10), CONNECTIONS)
+    return found
+
+
 def us_per_request(work: Callable[[int], None], runs: int = 150) -> float:
     """The minimum of many short runs, because other load on the machine only adds to it."""
     work(runs * 2 // 5)
@@ -189,8 +209,8 @@ def us_per_request(work: Callable[[int], None], runs: int = 150) -> float:
 
 async def measure(options: argparse.Namespace) -> None:
     rows = []
-    for size in (300, 64 * 1024, 256 * 1024):
-        harness = Harness(size)
+    for size, policy in ((300, SCORERS), (64 * 1024, SCORERS), (256 * 1024, SCORERS), (300, {})):
+        harness = Harness(size, policy)
         dispatcher, whole = us_per_request(harness.dispatch), us_per_request(harness.serve)
         streamed = us_per_request(harness.stream, runs=20)
         if options.profile and size == 300:
@@ -198,7 +218,7 @@ async def measure(options: argparse.Namespace) -> None:
         RoundRobin(harness.gateway)
         http = us_per_request(harness.serve)
         times = [f"{us:.1f}" for us in (http, dispatcher, whole, streamed)]
-        rows.append([f"{size:,}", *times, f"{streamed / PIECES:.2f}"])
+        rows.append([f"{size:,}" if policy else f"{size:,}, default policy", *times, f"{streamed / PIECES:.2f}"])
         harness.gateway.close()
     columns = ["HTTP us", "dispatcher us", "together us", f"stream of {PIECES} us", "us per piece"]
     print(text_table(["bytes of prompt", *columns], rows))

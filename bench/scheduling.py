@@ -11,25 +11,37 @@ from contextlib import contextmanager
 from functools import partial
 
 from bench import naive
+from bench.beside import Case
 from bench.measure import cpu_us
 from pointsman.render.text import text_table
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import Endpoint, EndpointTable, Metrics
 from pointsman.routing.events import Arrived, Ended, FirstToken, Joined, Send
 from pointsman.routing.filters import HasRoom, ServesModel
-from pointsman.routing.producers import ApproxPrefixCacheProducer
-from pointsman.routing.producers.prefix import PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer
+from pointsman.routing.producers.prefix_index import PrefixIndex, block_hashes, first_link, token_bytes
 from pointsman.routing.queue import BandSettings, FlowControl, Queued, VirtualTokenCounterFairnessPolicy
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.routing.scorers import (
     KvCacheUtilizationScorer,
     LoraAffinityScorer,
+    PendingWorkScorer,
     PrefixCacheScorer,
     QueueScorer,
+    SloMissScorer,
 )
 from pointsman.routing.user_code import Containment
 from pointsman.runtimes.policy_runner import Watchdog
-from pointsman.selection import Cycle, MaxScorePicker, Profile, Scheduler, SchedulingResult, Trace
+from pointsman.selection import (
+    Cycle,
+    MaxScorePicker,
+    Profile,
+    ProfileResult,
+    Ranked,
+    Scheduler,
+    SchedulingResult,
+    Trace,
+)
 from pointsman.strategies import (
     AdaptivePolicy,
     CostOptimizedPolicy,
@@ -51,6 +63,8 @@ def main() -> None:
     progress("scheduling cycle")
     cycles = [cycle_row(endpoints, target) for endpoints, target in ((5, 0), (8, 30), (25, 0), (100, 60), (1000, 250))]
     show("A cycle: 2 filters, queue 2 + kv 2 + prefix 3 + lora 1, incl. hashing a 2 KB prompt", CYCLE, cycles)
+    progress("default policy")
+    show("The default policy, 8 answers and 1 prompt on each endpoint, 2 KB prompts", POLICY, policy_rows())
     progress("strategies")
     show("Strategies: 100 requests x 50 instances, per decision", STRATEGY, strategy_rows())
     progress("queue")
@@ -77,7 +91,17 @@ def cycle_row(endpoints: int, target: int) -> list[str]:
     return [str(endpoints), f"{ours:.1f}", aim, f"{theirs:.1f}", f"{ours / theirs:.2f}", f"{traced:.1f}"]
 
 
+def cases() -> dict[str, Case]:
+    """For `bench.beside`."""
+    policies = {f"default policy, {n}": Case(busy_policy(SloMissScorer(), n, 50), 50) for n in (16, 256)}
+    return {f"cycle, {n:,} endpoints": Case(cycles(n, 100), 100) for n in (8, 100, 1000)} | policies
+
+
 def our_cycle(endpoints: int, *, traced: bool) -> float:
+    return cpu_us(cycles(endpoints, DECISIONS, traced=traced), DECISIONS)
+
+
+def cycles(endpoints: int, count: int, *, traced: bool = False) -> Callable[[], None]:
     fleet = EndpointTable(
         [ExecutionInstance(instance_id=f"i{n}", model_name=MODEL, max_concurrency=64) for n in range(endpoints)]
     )
@@ -87,7 +111,7 @@ def our_cycle(endpoints: int, *, traced: bool) -> float:
     scorers = (QueueScorer(), 2), (KvCacheUtilizationScorer(), 2), (PrefixCacheScorer(), 3), (LoraAffinityScorer(), 1)
     profile: Profile[Endpoint] = Profile("default", ServesModel(), HasRoom(), *scorers, MaxScorePicker())
     scheduler = Scheduler([profile], producers=[producer])
-    requests = [RequestMetadata(f"r{n}", PROMPTS[n % 64], model_name=MODEL) for n in range(DECISIONS)]
+    requests = [RequestMetadata(f"r{n}", PROMPTS[n % 64], model_name=MODEL) for n in range(count)]
     for seed, request in enumerate(requests[:256]):
         cycle = Cycle(request, seed=seed)
         result = scheduler.run(cycle, fleet.roster)
@@ -98,7 +122,7 @@ def our_cycle(endpoints: int, *, traced: bool) -> float:
         for seed, request in enumerate(requests):
             scheduler.run(Cycle(request, seed=seed, trace=Trace() if traced else None), fleet.roster)
 
-    return cpu_us(decide, DECISIONS)
+    return decide
 
 
 def naive_cycle(endpoints: int) -> float:
@@ -127,6 +151,57 @@ def metrics_of(number: int) -> Metrics:
         active_models=frozenset({f"adapter-{number % 4}"}),
         max_active_models=4,
     )
+
+
+# The default policy
+
+POLICY = ["endpoints", "us", "target us", "pending-work us", "slo-miss / pending-work", "us with trace"]
+
+
+def policy_rows() -> list[list[str]]:
+    rows = []
+    for endpoints, target in ((16, 40), (256, 120)):
+        ours, traced = (policy_cycle(SloMissScorer(), endpoints, traced=traced) for traced in (False, True))
+        other = policy_cycle(PendingWorkScorer(), endpoints, traced=False)
+        rows.append(
+            [str(endpoints), f"{ours:.1f}", str(target), f"{other:.1f}", f"{ours / other:.2f}", f"{traced:.1f}"]
+        )
+    return rows
+
+
+def policy_cycle(scorer: SloMissScorer | PendingWorkScorer, endpoints: int, *, traced: bool) -> float:
+    """The time of one decision on a busy fleet."""
+    return cpu_us(busy_policy(scorer, endpoints, DECISIONS, traced=traced), DECISIONS)
+
+
+def busy_policy(
+    scorer: SloMissScorer | PendingWorkScorer, endpoints: int, count: int, *, traced: bool = False
+) -> Callable[[], None]:
+    fleet = EndpointTable([ExecutionInstance(instance_id=f"i{n}", model_name=MODEL) for n in range(endpoints)])
+    prefixes, latency = ApproxPrefixCacheProducer(), PredictedLatencyProducer()
+    predicts = isinstance(scorer, SloMissScorer)
+    producers = (prefixes, InflightLoadProducer(), *((latency,) if predicts else ()))
+    scheduler = Scheduler([Profile("default", scorer, MaxScorePicker())], producers=producers)
+    for n in range(9 * endpoints):
+        request = RequestMetadata(f"b{n}", PROMPTS[n % 64], model_name=MODEL, arrival_time=0.0, prompt_tokens=4000)
+        cycle: Cycle[RequestMetadata] = Cycle(request, now=0.001 * n, seed=n)
+        scheduler.run(cycle, fleet.roster)
+        target = fleet.roster[n % endpoints]
+        result = SchedulingResult({"default": ProfileResult("default", [target], Ranked(fleet.roster, []))}, "default")
+        prefixes.dispatched(cycle, result)
+        if predicts:
+            latency.dispatched(cycle, result)
+            if n < 8 * endpoints:
+                latency.first_token(target, request, 0.001 * n + 0.1)
+        fleet.load.reserve(target, 4000.0 if n >= 8 * endpoints else 0.0)
+    now = 0.009 * endpoints + 0.2
+    requests = [RequestMetadata(f"r{n}", PROMPTS[n % 64], model_name=MODEL) for n in range(count)]
+
+    def decide() -> None:
+        for seed, request in enumerate(requests):
+            scheduler.run(Cycle(request, now, seed, Trace() if traced else None), fleet.roster)
+
+    return decide
 
 
 # Strategies

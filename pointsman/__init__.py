@@ -1,7 +1,7 @@
 """Pointsman: a control plane for inference.
 
 It places model instances, routes each request to the right one, scales them, and wires models into pipelines. Every
-decision is a policy: replace it with a few lines of Python, rehearse it, ask it why.
+decision is a policy: replace it with a few lines of Python, rehearse it, and ask why it decided as it did.
 """
 
 from importlib import import_module

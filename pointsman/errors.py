@@ -23,7 +23,7 @@ from typing import Any
 
 
 class PointsmanError(Exception):
-    """Anything that Pointsman raises on purpose."""
+    """The base of all errors that Pointsman raises on purpose."""
 
 
 class UnknownName(PointsmanError, LookupError):
@@ -66,7 +66,7 @@ CONSIDERED, COMPARED = 200, 4
 """Names that the search looks at: those with the same first letter and of the most similar length; and names that it
 compares letter by letter: those with the most pairs of letters in common."""
 MAX_ENTRIES = 2000
-"""Files of a folder that are searched for one that may have been meant."""
+"""Maximum number of files in a folder that are searched for a similar name."""
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
@@ -107,7 +107,9 @@ def _pairs(name: str) -> set[tuple[str, str]]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) -> str:
-    """The end of an error about an unknown name: the nearest known one, else all of them unless `list_known` is off."""
+    """The end of an error about an unknown name: the nearest known name, else all known names unless `list_known` is
+    off.
+    """
     names = sorted(known)
     near = nearest(name, names)
     if near is not None:
@@ -133,7 +135,7 @@ _FIELD = re.compile(r"Object (?:contains|missing) (unknown|required) field `([^`
 
 
 def in_words(error: Exception) -> str:
-    """What msgspec says of a value that does not have the demanded type: "max_tokens: expected a whole number, found
+    """What msgspec says about a value of the wrong type: "max_tokens: expected a whole number, found
     text" in place of "Expected `int`, got `str` - at `$.max_tokens`"."""
     said, _, where = str(error).partition(" - at `$")
     where = where.rstrip("`").lstrip(".")
@@ -145,18 +147,20 @@ def in_words(error: Exception) -> str:
     return f"{where}: {said}" if where else said
 
 
-# Files, and what the system says
+# Files, and errors of the operating system
 
 
 def system_reason(error: OSError) -> str:
-    """Why the system refused something, in its words: `Address already in use`, without what Python adds to them."""
-    if (error.errno or 0) > 0 and not hasattr(error, "library"):  # neither of TLS, nor of the search for a host
+    """Why the operating system refused something, in its words: `Address already in use`, without what Python adds to
+    them.
+    """
+    if (error.errno or 0) > 0 and not hasattr(error, "library"):  # errors of TLS and of host lookup have no such text
         return os.strerror(error.errno or 0)
     return error.strerror or str(error) or "the system does not say why"
 
 
 def text_of_file(path: Path) -> str:
-    """The text of a file of the user's. Raises OSError or UnicodeDecodeError, for `why_unusable`."""
+    """The text of a user's file. Raises OSError or UnicodeDecodeError, for `why_unusable`."""
     data = path.read_bytes()
     text = data.decode("utf-8-sig")
     if "\0" in text:
@@ -189,7 +193,7 @@ def _why_no_text(data: bytes) -> str:
 
 
 def _near_file(path: Path) -> str:
-    """The file in the same folder that may have been meant."""
+    """A hint at the file in the same folder whose name is most similar."""
     try:
         with os.scandir(path.parent) as entries:
             names = [entry.name for entry in islice(entries, MAX_ENTRIES)]
@@ -202,8 +206,8 @@ def _near_file(path: Path) -> str:
 # Commands that messages suggest
 
 
-OFFLINE = frozenset({"build", "check", "completion", "estimate", "key", "schema"})
-"""Commands that ask no plane."""
+OFFLINE = frozenset({"build", "check", "completion", "estimate", "key", "lab", "schema"})
+"""Commands that do not talk to a plane."""
 
 
 class ProgramCall:
@@ -213,7 +217,7 @@ class ProgramCall:
         self.state = ""
         """The state directory; empty: the default one."""
         self.url = ""
-        """Of a remote plane, in place of a state directory."""
+        """The URL of a remote plane, in place of a state directory."""
 
     @property
     def program(self) -> str:

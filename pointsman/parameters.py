@@ -1,4 +1,4 @@
-"""How parameters are written in configuration, where a signature or a field alone does not say.
+"""How parameters are written in configuration, where a signature or a field alone does not show it.
 
 A plugin's parameters are the keyword arguments of its `__init__`, validated by their annotations. `queue_threshold` is
 written `queueThreshold`; nested parameters are `Parameters` structs. The marks below go into `Annotated`.
@@ -33,7 +33,7 @@ class PluginRef(msgspec.Struct, frozen=True):
     """In YAML this is the name of another plugin; the constructor gets that plugin."""
 
     role: str
-    """For error messages: decider, saturation detector..."""
+    """The role of that plugin, for error messages: decider, saturation detector..."""
     default: str = ""
     """The plugin of this name if none is given: a declared one, else one with default parameters. Empty: none."""
 
@@ -127,12 +127,12 @@ _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of this name may be a secret. So may those of all environment variables."""
+    """Whether the value of a setting of this name may be a secret. Values of all environment variables may be."""
     return _SECRET.search(name) is not None or _ENVIRONMENT.search(name) is not None
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Plain data to show: the same without what may be a secret by the name of its setting or option."""
+    """Plain data without the values that may be secrets, judged by the names of their settings or options."""
     if name and is_secret(name) and value not in (None, "", [], (), {}):
         return HIDDEN
     if isinstance(value, dict):
@@ -240,7 +240,7 @@ def base_url(text: str) -> tuple[str, str]:
     return f"{match['scheme'].lower()}://{address}", address
 
 
-# Keys of engines: documents and values say where a key is; only what sends it reads it
+# Keys of engines: documents and values say where a key is; only the code that sends it reads it
 
 
 def key_source(variable: str, file: str) -> str:
@@ -271,7 +271,7 @@ def read_key(source: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Whether it is http://host, with or without a port and a path."""
+    """Whether a text is http://host, with or without a port and a path."""
     match = _ANY_URL.fullmatch(text)
     return match is not None and 1 <= int(match["port"] or 80) <= 65535 and _is_host(match["host"])
 
@@ -285,7 +285,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_host(host: str) -> bool:
-    """A name, or a valid IP address; IPv6 in brackets."""
+    """Whether a text is a name or a valid IP address; IPv6 is in brackets."""
     if host[0] != "[" and re.search(r"[^0-9.]", host):
         return True
     try:

@@ -1,7 +1,7 @@
 """Why something was decided, as data: a code for programs, facts for both, and text for people.
 
-A `Reason` is made where the decision falls. Its text is rendered by `render/sentences.py` when it is shown, and no code
-reads it back: to recognise or to group reasons, compare codes and facts. docs/reasons.md lists the codes.
+A `Reason` is made where the decision is made. Its text is rendered by `render/sentences.py` when it is shown, and no
+code reads it back: to recognise or to group reasons, compare codes and facts. docs/reasons.md lists the codes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        """The figures without the kind of reason that they belong to; empty if it has none."""
+        """The figures of the reason without its kind; empty if it has none."""
         return detail(self.code, self.facts)
 
     def having(self, **facts: Any) -> "Reason":
@@ -41,7 +41,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 def reason_of(plugin: str, given: "Reason | str") -> Reason:
-    """What a plugin gave as its reason; plain text becomes a fact of a reason whose code is the plugin's name."""
+    """The reason that a plugin gave; plain text becomes a fact of a reason whose code is the plugin's name."""
     return given if isinstance(given, Reason) else Reason(plugin, {"text": given})
 
 

@@ -51,11 +51,11 @@ class ParallelismType(Enum):
 
 
 _MEDIA = tuple(b'"%b"' % kind for kind in (b"image_url", b"input_image", b"input_audio", b"video_url", b"audio_url"))
-"""Types of the parts of a prompt that are not text."""
+"""Types of prompt parts that are not text."""
 
 
 class Stamp(float):
-    """The time at which a request was made, for one that does not say when it arrived."""
+    """The time at which a request was created, for a request that does not say when it arrived."""
 
     __slots__ = ()
 
@@ -77,24 +77,27 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     """The answer is due this long after `arrival_time`."""
     user_id: str = ""
     arrival_time: float | None = msgspec.field(default_factory=Stamp.now)
-    """Seconds, on the clock of the dispatcher. By default a `Stamp` of the wall clock, which the dispatcher replaces
-    with its own time, as it does None."""
+    """Seconds, on the clock of the dispatcher. By default a `Stamp` of the wall clock. The dispatcher replaces that,
+    and None, with its own time.
+    """
     cost_budget: float | None = None
     """The maximum cost of this request, in the currency of `price_per_gpu_hour`."""
     timeout_s: float | None = None
     """The maximum time in the queue; None: the limit of the queue."""
     headers: Mapping[str, str] = {}
-    """Lower-cased names."""
+    """Names are in lower case."""
     prompt_tokens: int | None = None
     """Counted by a tokenizer; None: estimated as a quarter of the prompt's bytes."""
     token_ids: tuple[int, ...] | None = None
     cache_salt: str = ""
     multimodal: bool | None = None
-    """Whether it has parts that are not text; None: unknown, and `is_multimodal` searches the prompt."""
+    """Whether the prompt has parts that are not text; None: unknown, and `is_multimodal` searches the prompt."""
+    streams: bool = True
+    """Whether the answer comes token by token. If not, its first token is not seen."""
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether it has parts that are not text. Searches the whole prompt unless `multimodal` is set."""
+        """Whether the prompt has parts that are not text. Searches all of it unless `multimodal` is set."""
         if self.multimodal is not None or not isinstance(self.prompt, bytes | memoryview):
             return bool(self.multimodal)
         prompt = bytes(self.prompt)
@@ -123,18 +126,18 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
         return self.arrival_time + self.slo_deadline_ms / 1000
 
     def arrived_at(self, now: float) -> float:
-        """When it arrived, on the clock of `now`: now, unless the request says when."""
+        """When it arrived, on the clock of `now`; `now` if the request does not say."""
         given = self.arrival_time
         return now if given is None or isinstance(given, Stamp) else float(given)
 
 
 def arrived(request: RequestMetadata, now: float) -> RequestMetadata:
-    """The request with its arrival on the clock of `now`."""
+    """The request, with its arrival time on the clock of `now`."""
     return msgspec.structs.replace(request, arrival_time=request.arrived_at(now))
 
 
 class ExecutionInstance(msgspec.Struct, kw_only=True):
-    """A running model server, and what its owner knows of it."""
+    """A running model server, and what its owner knows about it."""
 
     instance_id: str
     host: str = ""
@@ -147,7 +150,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     gpu_count: int = 1
     """0: it runs on CPUs."""
     can_accept_request: bool = True
-    """Set by its health check or operator. Whether there is room is derived from the load."""
+    """Set by its health check or operator. Whether it has room is derived from the load."""
     closed: Reason | None = None
     """Why it cannot accept requests; None if it can, or if no more is known."""
     current_load: int = 0
@@ -156,19 +159,19 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     """Maximum of concurrent requests; None: unknown."""
     avg_latency_ms: float | None = None
     throughput_tokens_per_sec: float | None = None
-    """Of the whole instance, over all its requests."""
+    """Throughput of the whole instance, over all its requests."""
     price_per_gpu_hour: float | None = None
     """None: the price of the policy."""
     price_per_hour: float | None = None
-    """Of the whole instance; None: that of its GPUs."""
+    """Price of the whole instance; None: the price of its GPUs."""
     adapters: frozenset[str] = frozenset()
     """Further model names that it serves (LoRA adapters, aliases)."""
     engine_names: Mapping[str, str] = {}
-    """What its engine calls a model, where that is not the name that clients use; "": if a request names none."""
+    """The engine's names of models that clients know by other names; under "", the name for requests without one."""
     serves_messages: bool = False
-    """Its engine has Anthropic's API; for any other, requests of it are translated."""
+    """Whether its engine has Anthropic's API; if not, requests to that API are translated."""
     key: str = ""
-    """Where the key is that its engine asks for, as `key_source` has it; never the key itself. Empty: it needs none."""
+    """Where to find the API key of its engine, as `key_source` writes it; never the key. Empty: it needs none."""
     labels: dict[str, str] = {}
     namespace: str = ""
 
@@ -180,7 +183,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
 
 
 class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
-    """Which instance a request goes to, what is expected of it, and why."""
+    """Which instance a request goes to, why, and the latency and cost that are expected."""
 
     request_id: str
     target_instance_id: str
@@ -190,11 +193,11 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     reason: Reason | str = ""
-    """Print it, or take its code and facts; a user's policy may give text."""
+    """Print it, or read its code and facts; a user's policy may give text."""
     confidence: float = 1.0
     """How sure the policy is, from 0 to 1. Shown by `explain`; it decides nothing."""
     metadata: dict[str, Any] = {}
-    """What else the policy wants to keep with the decision. Shown by `explain`; it decides nothing."""
+    """Anything else that the policy wants to keep with the decision. Shown by `explain`; it decides nothing."""
 
 
 class WorkerStatus(Enum):
@@ -237,7 +240,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     reserved_memory_bytes: int = 0
     """Reserved for the system, never given to instances."""
     reserved_gpu_bytes: int = 0
-    """The same, of each GPU."""
+    """Reserved on each GPU, likewise."""
     unified_memory: bool = False
     """Whether its GPUs use the memory of the machine."""
     files: frozenset[str] = frozenset()

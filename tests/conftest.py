@@ -1,12 +1,16 @@
-"""Property tests repeat themselves, so that a failure is the fault of the change at hand.
+"""The same conditions for every run: property tests repeat themselves, and Ctrl-C works.
 
 HYPOTHESIS_PROFILE=searching pytest looks further, and elsewhere each time.
 """
 
 import os
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("searching", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# A shell without job control ignores SIGINT in what it runs in the background, and processes of tests inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

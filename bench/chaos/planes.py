@@ -17,7 +17,7 @@ from pointsman.cli.display import deployments_of
 MARK = "POINTSMAN_LIVE"
 TIMEOUT_S = 60.0
 """Far longer than any step takes."""
-SUPERVISOR = "machine/supervisor.py"
+SUPERVISOR = "machine.supervisor"
 """Part of a supervisor's command line."""
 
 
@@ -31,8 +31,7 @@ class LivePlane:
         self._open_files = open_files
         self.folder = folder
         """Holds the manifests; working directory of the plane."""
-        self.state = folder / "state"
-        self.admin = Client(self.state)
+        self.move(folder / "state")
         self._mark = uuid4().hex
         self.environment = {MARK: self._mark, "NO_COLOR": "1"}
         """Added to our own for every process of the plane."""
@@ -63,6 +62,10 @@ class LivePlane:
         else:
             self.until(self.is_reachable, "plane reachable")
         return time.monotonic() - began
+
+    def move(self, state: Path) -> None:
+        """Keep the state in this directory from now on."""
+        self.state, self.admin = state, Client(state)
 
     def write(self, manifest: str, name: str = "manifest.yaml") -> Path:
         file = self.folder / name

@@ -15,7 +15,7 @@ import msgspec
 from bench.gateway import traffic
 from bench.gateway.cpu import busy_s, cpu_ns, resident_mb
 from bench.gateway.measuring import DIRECT, Bench, Figures, Proxy, post
-from bench.gateway.peers import Peer, Pointsman, peers
+from bench.gateway.peers import Peer, Pointsman, PointsmanBefore, peers
 from bench.gateway.processes import Process, free_port
 from bench.gateway.report import tables
 from bench.gateway.results import MeasuredProxy, Results
@@ -139,8 +139,8 @@ def measure(options: argparse.Namespace, pace: Pace, cores: Sequence[int], folde
         endpoints = [int(port) for port in backend.read_line().split()]
         bench = Bench(tools, endpoints, folder)
         proxies = [Proxy(DIRECT, "", "", endpoints[0])]
-        for peer in peers(options.peers):
-            if options.only and peer.name not in options.only:
+        for peer in peers(options.peers, options.before):
+            if options.only and peer.name not in (*options.only, PointsmanBefore.name):
                 continue
             problem = peer.unavailable()
             try:
@@ -160,7 +160,11 @@ def measure(options: argparse.Namespace, pace: Pace, cores: Sequence[int], folde
         run.all(chosen, proxy_core)
         run.after()
     os.sched_setaffinity(0, set(cores))
-    if Pointsman.name not in results.unavailable and (not options.only or Pointsman.name in options.only):
+    if (
+        Pointsman.name not in results.unavailable
+        and (not options.only or Pointsman.name in options.only)
+        and not options.before
+    ):
         start_warm(results, pace.starts, folder)
     return results
 
@@ -198,6 +202,12 @@ def arguments() -> argparse.Namespace:
         "--scenarios", nargs="+", metavar="SCENARIO", choices=names, help=f"scenarios to run: {', '.join(names)}"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of every round to this file")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="EXECUTABLE",
+        help="the pointsman of another checkout, to measure beside this one",
+    )
     parser.add_argument("--peers", type=Path, default=ENVIRONMENT, metavar="VENV", help="environment with the peers")
     parser.add_argument(
         "--python", action="store_true", help="use the Python load generator and backend even if there is a compiler"

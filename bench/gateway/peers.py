@@ -216,8 +216,8 @@ class Pointsman(Peer):
     name = "pointsman"
     selection = "prefix 3, queue 2, kv 2"
 
-    def __init__(self) -> None:
-        self.executable = Path(sys.executable).parent / "pointsman"
+    def __init__(self, executable: Path = Path(sys.executable).parent / "pointsman") -> None:
+        self.executable = executable
 
     def unavailable(self) -> str:
         return "" if self.executable.exists() else f"{self.executable} does not exist (run make)"
@@ -251,6 +251,13 @@ class Pointsman(Peer):
         return json.dumps(document, indent=2)
 
 
-def peers(environment: Path) -> list[Peer]:
-    """In the order of the tables."""
-    return [Nginx(), Envoy(environment), VllmRouter(environment), SglangRouter(environment), Pointsman()]
+class PointsmanBefore(Pointsman):
+    """The gateway of another checkout."""
+
+    name = "before"
+
+
+def peers(environment: Path, before: Path | None = None) -> list[Peer]:
+    """In the order of the tables. `before`: the `pointsman` of another checkout, measured beside this one."""
+    others = [Nginx(), Envoy(environment), VllmRouter(environment), SglangRouter(environment)]
+    return [*others, *([] if before is None else [PointsmanBefore(before)]), Pointsman()]

@@ -5,10 +5,10 @@ from statistics import median
 
 from bench.gateway.measuring import DIRECT, Figures
 from bench.gateway.results import Figure, Results
-from bench.gateway.scenarios import BIG, FIRST_TOKEN, OPEN_STREAMS, PACE_MS, PLAIN, STREAMS, TOKENS, Scenario
+from bench.gateway.scenarios import ALL, BIG, FIRST_TOKEN, OPEN_STREAMS, PACE_MS, PLAIN, STREAMS, TOKENS, Scenario
 from pointsman.render.text import text_table
 
-OURS, ENVOY, VLLM, SGLANG = "pointsman", "envoy", "vllm-router", "sglang-router"
+OURS, BEFORE, ENVOY, VLLM, SGLANG = "pointsman", "before", "envoy", "vllm-router", "sglang-router"
 RATIOS = ["min", "/ envoy", "/ vllm-router"]
 """Columns beside a figure: its minimum over the rounds, and the median ratios to other proxies."""
 
@@ -17,7 +17,7 @@ def tables(results: Results) -> str:
     parts = [_plain(results, scenario) for scenario in PLAIN.values()]
     parts += [_streams(results), _first_token(results)]
     parts += [_big(results, scenario) for scenario in BIG.values()]
-    parts += [_memory(results), _warm_start(results), _targets(results), _notes(results)]
+    parts += [_memory(results), _warm_start(results), _before_and_after(results), _targets(results), _notes(results)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -109,6 +109,21 @@ def _warm_start(results: Results) -> str:
         return ""
     rows = [[f"{start.listening_s:.2f}", f"{start.first_token_s:.2f}"] for start in results.warm_starts]
     return _table("Warm start of two tiny llama.cpp instances, by start", ["listening s", "first token s"], rows)
+
+
+def _before_and_after(results: Results) -> str:
+    """This checkout beside another one: the median ratio of CPU time within a round, and that of the minima."""
+    rows = []
+    for scenario in ALL:
+        figure = _us_per_chunk if scenario is STREAMS else _us_per_request
+        ratios = results.ratios(scenario.name, OURS, BEFORE, figure)
+        if ratios:
+            least = [results.minimum(scenario.name, name, figure) or 0.0 for name in (BEFORE, OURS)]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            minima = [f"{us:.1f}" for us in least]
+            rows.append([scenario.name, f"{median(ratios):.2f}", spread, *minima, f"{least[1] / least[0]:.2f}"])
+    heads = ["scenario", "after / before", "rounds", "min us before", "min us after", "ratio of minima"]
+    return _table("CPU time per request (per chunk of streams), after and before", heads, rows)
 
 
 def _targets(results: Results) -> str:

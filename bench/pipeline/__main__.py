@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -43,8 +44,16 @@ QUICK = Pace(rounds=1, seconds=2.0, warm_s=1.5, arrays=10, budget_s=300.0)
 class Run:
     """All rounds over the servers that can be started."""
 
-    def __init__(self, taking_part: list[Server], results: Results, pace: Pace, folder: Path) -> None:
+    def __init__(
+        self,
+        taking_part: list[Server],
+        results: Results,
+        pace: Pace,
+        folder: Path,
+        apps: Sequence[str] = (DIAMOND, CHAIN),
+    ) -> None:
         self._servers, self._results, self._pace, self._folder = taking_part, results, pace, folder
+        self._apps = apps
 
     def all(self) -> None:
         begun = time.monotonic()
@@ -60,7 +69,7 @@ class Run:
         found = Round(copying())
         # Every other round in reverse order, so that a machine that slows down favours no system.
         for server in self._servers if number % 2 else reversed(self._servers):
-            for app in (DIAMOND, CHAIN):
+            for app in self._apps:
                 progress(f"round {number} of {self._pace.rounds}: {app} on {server.name}")
                 folder = (
                     self._folder / f"{number}{app[0]}{len(list(self._folder.iterdir()))}"
@@ -99,12 +108,10 @@ class Run:
         found.handings[name] = Handing(median(handed), median(read))
 
 
-def measure(options: argparse.Namespace, pace: Pace, folder: Path) -> Results:
-    results = Results(versions={})
+def that_can_run(given: Iterable[Server], results: Results) -> list[Server]:
+    """The servers that can be started here; results say of the others why not."""
     taking_part = []
-    for server in servers(options.peers.absolute()):
-        if options.only and server.name not in options.only:
-            continue
+    for server in given:
         missing = server.missing()
         if missing:
             progress(f"{server.name}: {missing}")
@@ -112,6 +119,13 @@ def measure(options: argparse.Namespace, pace: Pace, folder: Path) -> Results:
         else:
             results.versions[server.name] = server.version()
             taking_part.append(server)
+    return taking_part
+
+
+def measure(options: argparse.Namespace, pace: Pace, folder: Path) -> Results:
+    results = Results(versions={})
+    wanted = [one for one in servers(options.peers.absolute()) if not options.only or one.name in options.only]
+    taking_part = that_can_run(wanted, results)
     if not options.only or OURS in options.only:
         try:
             results.in_process = in_process()

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.gateway.processes import free_port
 from bench.pipeline.serving import Launch, Server
@@ -87,7 +88,15 @@ class Pointsman(Server):
             raise RuntimeError(f"it cannot be built: {' / '.join(built.stderr.strip().splitlines()[-3:])}")
         manifest = folder / "pointsman.yaml"
         manifest.write_text(json.dumps(self.manifest(app, port), indent=2))  # JSON, which is YAML too
-        return Launch([str(self._executable), "up", str(manifest), "--state", str(folder / "state")], f"/{app}")
+        up = [str(self._executable), "up", str(manifest), "--state", str(folder / "state")]
+        return Launch([*up, *self.flags], f"/{app}", self.settings(folder))
+
+    flags: ClassVar[list[str]] = []
+    """Of `pointsman up`."""
+
+    def settings(self, folder: Path) -> Mapping[str, str]:
+        """Environment variables."""
+        return {}
 
     def manifest(self, app: str, port: int) -> dict[str, Any]:
         """In addition to the file of the application, which `pointsman build` has written."""
@@ -99,6 +108,29 @@ class Pointsman(Server):
         }
 
 
+class PointsmanOnRay(Pointsman):
+    """Our Ray runtime on a cluster of one node, which it starts itself."""
+
+    name = "pointsman on ray"
+    flags: ClassVar[list[str]] = ["--runtime", "ray"]
+
+    def missing(self) -> str:
+        return super().missing() or ("" if find_spec("ray") else "Ray is not installed here (run make test)")
+
+    def settings(self, folder: Path) -> Mapping[str, str]:
+        return ray_of_its_own(folder)
+
+
+def ray_of_its_own(folder: Path) -> dict[str, str]:
+    """Environment variables for a Ray that leaves nothing outside a folder, whose path must be short."""
+    return {
+        "RAY_AUTH_TOKEN": secrets.token_hex(16),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(folder),
+        "HOME": str(folder),
+    }
+
+
 def servers(environment: Path) -> list[Server]:
     """In the order of the tables."""
-    return [RayServe(environment), RayServeTuned(environment), Pointsman()]
+    return [RayServe(environment), RayServeTuned(environment), Pointsman(), PointsmanOnRay()]

@@ -155,6 +155,37 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+PRODUCT_HEADS = ("the product's own path", "allocated %", "+-", "% of the bound", "ms per decision, with reconciling")
+
+
+def product_rows(workers: Sequence[Worker], asks: Sequence[Ask], seeds: int) -> list[list[str]]:
+    """A plane that knows nothing, and one that begins with what the one before it has stored."""
+    from bench.placement import product
+
+    deployments = product.deployments_of(asks)
+    first = [product.run(workers, asks, deployments, seed) for seed in range(seeds)]
+    later = [product.run(workers, asks, deployments, seed + seeds, run.learned) for seed, run in enumerate(first)]
+    rows = []
+    for name, runs, offset in (("the first day", first, 0), ("after learning", later, seeds)):
+        shares = [100 * run.share for run in runs]
+        limits = [ceiling_of(workers, asks, seed + offset) for seed in range(seeds)]
+        of_bound = [share / limit for share, limit in zip(shares, limits, strict=True) if limit]
+        known = f"{mean(of_bound):.2f}" if of_bound else ""
+        spent = f"{mean(run.decision_ms for run in runs):.3f}"
+        rows.append([name, f"{mean(shares):.2f}", f"{pstdev(shares):.2f}", known, spent])
+    return rows
+
+
+def ceiling_of(workers: Sequence[Worker], asks: Sequence[Ask], seed: int) -> float | None:
+    """The largest share that any placement of one stream allocates; None without the library that computes it."""
+    try:
+        from bench.placement.ceiling import ceiling
+    except ImportError:
+        return None
+    capacity = sum(len(worker.gpus) for worker in workers)
+    return ceiling(workers, list(stream(asks, INFLATION * capacity, seed)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Share of GPUs allocated on the openb cluster.")
     parser.add_argument("--data", type=Path, help=f"folder of the openb files (else openb/ in ${VARIABLE})")
@@ -168,6 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     workers, asks = workers_of(rows_of(folder / NODES)), asks_of(rows_of(folder / PODS))
     print(text_table(HEADS, measure(options.methods, workers, asks, options.seeds)))
+    print(f"\n{text_table(PRODUCT_HEADS, product_rows(workers, asks, options.seeds))}")
+    bounds = [ceiling_of(workers, asks, seed) for seed in range(options.seeds)]
+    if None not in bounds:
+        print(f"\nNo placement of these pods allocates more than {100 * mean(filter(None, bounds)):.2f} %.")
+    else:
+        print("\nbound: skipped: pip install scipy")
     print(f"\nCut out of as few GPUs as possible, with CPUs to spare, these asks would fill {100 * bound(asks):.2f} %.")
     return 0
 

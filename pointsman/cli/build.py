@@ -75,7 +75,7 @@ def imported(named: str) -> Any:
 
 
 def _check_bound(found: object, named: str) -> None:
-    """Raise if it is what a pipeline is made of, or something else that was never bound."""
+    """Raise if it was never bound, even if pipelines are made of such objects."""
     import types
 
     kinds = {

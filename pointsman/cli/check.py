@@ -112,7 +112,7 @@ A scheduling policy, filter, scorer, picker or profile handler is tried in gener
 other models, duplicates, large batches, missing metrics.
 
 A scaling policy, which may be a plain function, is tried on generated views and on constant loads: whether it flaps,
-wants ever more or more than max, is slow, or writes too much into view.state. It is called for a whole application if
+always wants more or more than max, is slow, or writes too much into view.state. It is called for a whole application if
 it is annotated with ApplicationView; without annotations, if it reads view.deployments or returns a mapping.
 
 It runs in a process of its own. If a call has not returned after 5 s, the process is ended, the report shows where it

@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 from errno import ENAMETOOLONG
+from getpass import getuser
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -56,10 +57,10 @@ class Client:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._target: Target = UnixSocket(state / SOCKET)
-        self._headers = "content-type: application/json\r\naccept: application/json\r\n"
+        self._headers = f"content-type: application/json\r\naccept: application/json\r\n{_author()}"
 
     def get(self, *path: str, **query: Any) -> Any:
-        """Read something. Query parameters that are None are left out."""
+        """Send a GET request. Query parameters that are None are left out."""
         parameters = urlencode({name: value for name, value in query.items() if value is not None})
         return self._request("GET", f"{_path(path)}?{parameters}" if parameters else _path(path))
 
@@ -74,7 +75,7 @@ class Client:
             self.get("status")
         except NoPlane:
             return False
-        except PlaneSilent:  # it is about to end, or too busy to answer
+        except PlaneSilent:  # the plane is about to end, or too busy to answer
             return True
         return True
 
@@ -97,6 +98,15 @@ class Client:
             found = f"no plane is running in {shown(str(self._state))}"
             return NoPlane(found, f"that is not a state directory ({system_reason(error)}); choose another --state")
         return PlaneSilent(f"cannot talk to the plane at {self._state / SOCKET}: {system_reason(error)}")
+
+
+def _author() -> str:
+    """The header that says who asks, for the log of events; empty if the system does not know."""
+    try:
+        name = getuser()
+    except (KeyError, OSError):  # in a container, the user may have no name
+        return ""
+    return f"x-pointsman-author: {name}\r\n" if name.isprintable() and name.isascii() else ""
 
 
 class Remote(Client):

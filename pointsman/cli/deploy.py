@@ -1,6 +1,7 @@
 """`pointsman deploy FILE`: deploy an application to a running plane."""
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from pointsman.cli.options import add_command, add_connection, time_span
 
 if TYPE_CHECKING:
     from pointsman.cli.client import Client
+    from pointsman.cli.display import DeploymentRow
     from pointsman.config import ConfigWarning
 
 EXAMPLE = """\
@@ -22,6 +24,8 @@ examples:
 """
 
 POLL_S = 0.2
+AFTER_TRACEBACK = ("the replica cannot start", "[pointsman]")
+"""How lines of a log begin that come after what the code of a node raised."""
 
 
 def add(commands: Any) -> None:
@@ -100,7 +104,7 @@ def follow(
 
 def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[str, list[dict[str, Any]]]:
     """Wait until all is ready. Returns the problem, empty if there is none, and the last status of the deployments."""
-    from pointsman.cli.display import DeploymentRow, duration
+    from pointsman.cli.display import MAX_STARTS, DeploymentRow, duration
     from pointsman.cli.progress import show_change
 
     began, shown = time.monotonic(), dict[str, str]()
@@ -114,7 +118,26 @@ def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[s
         stopped = [f"{one.name}: {one.stopped}" for one in rows if one.stopped]
         if stopped and all(one.settled or one.stopped for one in rows):
             return "; ".join(stopped), deployments
+        failing = [one for one in rows if one.failing]
+        if failing and all(one.settled or one.stopped or one.failing for one in rows):
+            _show_tracebacks(client, failing, out)
+            reasons = "; ".join(f"{one.name}: {one.failing.reason}" for one in failing if one.failing)
+            return f"{reasons}; it is tried again, and has failed {MAX_STARTS} times", deployments
         taken_s = time.monotonic() - began
         if taken_s >= timeout_s:
             return f"not every node is ready after {duration(timeout_s)}; the rollout continues", deployments
         time.sleep(min(POLL_S, timeout_s - taken_s))
+
+
+def _show_tracebacks(client: "Client", failing: "Sequence[DeploymentRow]", out: TextIO) -> None:
+    """What the code of a node raised, from the log of its last start."""
+    from pointsman.cli.logs import lines_of
+
+    for one in failing:
+        if one.failing is None:
+            continue
+        lines = lines_of(client.get("instances", one.failing.name, "logs", lines=200))
+        starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+        if starts:
+            raised = itertools.takewhile(lambda line: not line.startswith(AFTER_TRACEBACK), lines[starts[-1] :])
+            print(*[f"{one.failing.name}: {line}" for line in raised], sep="\n", file=out, flush=True)

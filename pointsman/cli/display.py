@@ -25,13 +25,13 @@ _STATES = {
 MAX_REASON = 120
 """Characters of a reason in a table."""
 MAX_REMEDY = 1000
-"""Characters of a reason that ends with what to do."""
+"""Characters of a reason that ends with a remedy."""
 MAX_CHANGE = 200
 """Characters of a change of a target in a table."""
 
 
 class Paint:
-    """Colours, if the output is a terminal that has them."""
+    """Colours, if the output is a terminal that supports them."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         is_terminal = out is not None and out.isatty()
@@ -53,6 +53,7 @@ class InstanceRow:
         self._cause: Mapping[str, Any] = data.get("cause") or {"code": "", "facts": {}}
         self.given_up: bool = data.get("halted", False) or data.get("final", False)
         self.unplaced: bool = data.get("unplaced", False)
+        self.restarts: int = data.get("restarts", 0)
 
     @property
     def state(self) -> str:
@@ -67,7 +68,7 @@ class InstanceRow:
 
     @property
     def short_reason(self) -> str:
-        """The reason on one line; the whole of it is in --json."""
+        """The reason on one line, shortened; --json has all of it."""
         code, facts = self._cause["code"], self._cause["facts"]
         return one_line(detail(code, facts) if code == "no-place" else self.reason, MAX_REASON)
 
@@ -79,7 +80,7 @@ class InstanceRow:
 
     @property
     def gist(self) -> str:
-        """The same without figures that change all the time, such as free memory."""
+        """The state and reason without figures that change all the time, such as free memory."""
         if self._cause["code"] != "no-place":
             return self.in_words()
         return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MAX_REASON)})"
@@ -108,6 +109,10 @@ INSTANCE_HEADS = (
 )  # fmt: skip
 
 
+MAX_STARTS = 3
+"""An instance that has failed to start this often will hardly start."""
+
+
 class DeploymentRow:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -116,16 +121,28 @@ class DeploymentRow:
         self.ready: int = data["ready"]
         self.wanted: int = data["desired"]
         self.internal: bool = data.get("internal", False)
+        config = data.get("user_config") or {}
+        self.awaited: int = config.get("awaited", 0)
+        """Replicas that have yet to take their user config."""
+        self.refused: list[str] = config.get("problems") or []
+        """What replicas say that refused theirs."""
 
     @property
     def stopped(self) -> str:
-        """Why an instance cannot start, or a rollout was stopped; empty if neither is so."""
-        return next((one.reason for one in self.instances if one.given_up), "")
+        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty if none of it is so."""
+        refused = "; ".join(self.refused) if not self.awaited else ""
+        return next((one.reason for one in self.instances if one.given_up), refused)
+
+    @property
+    def failing(self) -> "InstanceRow | None":
+        """An instance that has failed to start as often as stops a rollout, where no other one serves."""
+        tried = (one for one in self.instances if not one.given_up and one.restarts >= MAX_STARTS)
+        return None if self.ready else next(tried, None)
 
     @property
     def settled(self) -> bool:
-        """Whether all desired instances are ready, and there are no others."""
-        return self.ready == self.wanted == len(self.instances)
+        """Whether all desired instances are ready and configured, and there are no others."""
+        return self.ready == self.wanted == len(self.instances) and not self.awaited and not self.refused
 
     def in_words(self) -> str:
         """The number of ready instances, and the state of the others."""
@@ -133,7 +150,7 @@ class DeploymentRow:
 
     @property
     def gist(self) -> str:
-        """The same without figures: it changes only when there is something to report."""
+        """The same summary without figures: it changes only when there is something to report."""
         return self._with(one.gist for one in self.instances if one.phase != "ready")
 
     def _with(self, not_ready: Iterable[str]) -> str:
@@ -184,6 +201,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     gateways = [_gateway_row(one) for one in status.get("gateways") or ()]
     if gateways:
         lines += ["", text_table(GATEWAY_HEADS, gateways)]
+    lines += [line for one in status.get("promotions") or () for line in ("", promotion_text(one))]
     instances = [one for deployment in deployments for one in deployment.instances]
     if instances:
         lines += ["", _instance_table(instances, paint)]
@@ -192,6 +210,19 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
         lines += ["", text_table(WORKER_HEADS, workers)]
     problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
+
+
+def promotion_text(one: Mapping[str, Any]) -> str:
+    """On one line: the state, the shares and the reason."""
+    shares, changes = one["shares"], one["changes"]
+    told = ", ".join(f"{name} {change:+.1%}" for name, change in changes.items() if change is not None)
+    counts = f"{shares['candidate']['requests']} of {shares['in_force']['requests'] + shares['candidate']['requests']}"
+    state = f"running for {one['elapsed_s']:g} of {one['for_s']:g} s" if one["state"] == "running" else one["state"]
+    why = "" if one["why"] is None else f": {one['why']['text']}"
+    return (
+        f"promotion {one['run']} of {one['candidate']} in {one['deployment']} ({one['canary']:.0%} canary, if "
+        f"{one['condition']}): {state}{why}; it decided about {counts} requests{f' ({told})' if told else ''}"
+    )
 
 
 def _worker_row(worker: Mapping[str, Any]) -> list[str]:
@@ -332,7 +363,7 @@ def milliseconds(value: float | None) -> str:
 
 
 MAX_RECORDS = 20
-"""Changes that are shown, the newest; all are in --json."""
+"""Number of changes that are shown, newest first; --json has all of them."""
 
 
 def scaling_text(data: Mapping[str, Any]) -> str:
@@ -351,7 +382,7 @@ def scaling_text(data: Mapping[str, Any]) -> str:
 def headline(data: Mapping[str, Any]) -> str:
     """The target, what set it, and the instances that there are."""
     policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
-    coming = data["starting"] - unplaced  # those without a place count as starting
+    coming = data["starting"] - unplaced  # instances without a place count as starting
     there = [
         f"{data['ready']} ready",
         f"{coming} on {'its' if coming == 1 else 'their'} way" if coming else "",
@@ -376,7 +407,7 @@ def change_text(record: Mapping[str, Any] | None) -> str:
 
 
 def record_lines(record: Mapping[str, Any], when: str = "") -> list[str]:
-    """One change: its time, the targets, the reason, and what kept it from what was wanted."""
+    """One change: its time, the targets, the reason, and the limits that applied."""
     at, why = when or clock(record["at"]), _why(record)
     by = "" if record["by"] or not why else f"{record['policy']}: "
     lines = [f"{at}  {_change(record)}  {by}{why}".rstrip()]

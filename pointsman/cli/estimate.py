@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "path",
-        help="a GGUF file, or a folder with config.json and safetensors; package:NAME/FILE: of a Python package",
+        help="a GGUF file, or a folder with config.json and safetensors; package:NAME/FILE: in a Python package",
     )
     parser.add_argument(
         "--context", type=at_least_one, default=8192, metavar="TOKENS", help="per request (default 8192)"
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(path: str) -> str:
-    """Where the files of a model are. Raises if it is in a package that is not installed."""
+    """The path of a model's files. Raises if it is in a package that is not installed."""
     from pointsman.errors import PointsmanError
     from pointsman.parameters import packaged
 

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
         example=EXAMPLE,
     )
     whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--tenant", type=_word, default="default", help="of gateway.tenants (default: default)")
+    whose.add_argument("--tenant", type=_word, default="default", help="a tenant of gateway.tenants (default: default)")
     whose.add_argument("--admin", action="store_true", help="create a key for the admin API instead")
     parser.add_argument("--name", type=_word, help="a name for logs")
     parser.add_argument("--json", action="store_true", help="print JSON")

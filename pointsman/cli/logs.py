@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.follow:
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return 0
-    seen = _lines(answer)
+    seen = lines_of(answer)
     _print(seen[-args.lines :], args)
     while args.follow:
         time.sleep(POLL_S)
-        now = _lines(client.get("instances", args.instance, "logs", lines=lines))
+        now = lines_of(client.get("instances", args.instance, "logs", lines=lines))
         _print(new_lines(seen, now), args)
         seen = now
     return 0
 
 
-def _lines(answer: dict[str, str]) -> list[str]:
+def lines_of(answer: dict[str, str]) -> list[str]:
     """Not splitlines: progress bars write \\r within a line."""
     text = answer["text"].removesuffix("\n")
     return text.split("\n") if text else []

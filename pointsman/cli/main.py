@@ -16,16 +16,21 @@ from pointsman.cli import (
     down,
     drain,
     estimate,
+    events,
     explain,
     key,
+    lab,
     logs,
     place,
     plan,
+    promote,
+    record,
     rehearse,
     requests,
     rollback,
     scale,
     schema,
+    shadow,
     status,
     up,
 )
@@ -33,9 +38,10 @@ from pointsman.cli.options import WrongUsage, add_command, drop_output_if_unwrit
 from pointsman.errors import PROGRAM_CALL, ConfigError, PointsmanError, did_you_mean, shown, system_reason
 
 COMMANDS = (
-    up, plan, apply, status, explain, requests, logs, scale, drain, down, key,
+    up, plan, apply, status, explain, requests, events, logs, scale, drain, down, key,
     build, deploy, rollback, delete,
-    estimate, place, check, rehearse, schema,
+    shadow, promote, record,
+    estimate, place, check, rehearse, lab, schema,
 )  # fmt: skip
 
 EXAMPLE = """\
@@ -48,6 +54,8 @@ example:
   pointsman check config scheduling.yaml       all mistakes in a file, before it goes live
   pointsman check policy mymodule:MyPolicy     which promises your policy breaks, with small examples
   pointsman rehearse scaling panic --of chat   what a scaling policy would have cost on past load
+  pointsman lab compare requests.jsonl --policy round-robin --policy pending-work
+                                               which routing policy wins on recorded traffic, and by how much
   pointsman schema > pointsman.schema.json     completion in your editor
 """
 
@@ -91,18 +99,20 @@ def _report(error: PointsmanError, *, as_json: bool) -> None:
 
 
 def _system_error(error: OSError) -> str:
-    """What the system refused, for errors that no command expects."""
+    """What the operating system refused, for errors that no command expects."""
     files = [str(one) for one in (error.filename, error.filename2) if isinstance(one, str | Path)]
     return ": ".join([*map(shown, files), system_reason(error)])
 
 
 def _file(problem: object) -> object:
-    """The file that a problem is in, if it is in one."""
+    """The file that has the problem, if any."""
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 
 
 class _Version(argparse.Action):
-    """The version of the installed package. It is looked up only when asked for: that takes longer than the help."""
+    """The version of the installed package. It is looked up only when needed, because that takes longer than printing
+    the help.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -112,7 +122,7 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """With the nearest choice in place of a wrong one."""
+    """Suggests the nearest choice for a wrong one."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -144,7 +154,7 @@ examples:
 """
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 FILES = ("FILE", "PATH")
-"""How arguments that are files are named."""
+"""Names of arguments that are files."""
 
 
 def _add_completion(commands: Any) -> None:
@@ -153,7 +163,7 @@ def _add_completion(commands: Any) -> None:
         "completion",
         summary="print a script that completes commands in your shell",
         description="Print a script for the shell, which completes commands, options, their choices, and files. "
-        "Print it anew after an upgrade.",
+        "Print it again after an upgrade.",
         example=COMPLETION_EXAMPLE,
     )
     made.add_argument("shell", choices=SHELLS, help="the shell that reads the script")

@@ -1,5 +1,6 @@
-"""Manifests as arguments of commands: read once, checked before a plane is asked to run them, and confirmed where that
-is destructive."""
+"""Manifests as arguments of commands: read once, checked before they are sent to a plane, and confirmed if they are
+destructive.
+"""
 
 import argparse
 import sys
@@ -44,13 +45,13 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_CONFIRMATIONS = 5
-"""How often a change is confirmed that turns out to be another one each time, because what runs has changed."""
+"""How often to confirm a change again because what runs has changed meanwhile."""
 
 
 def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:
-    """What the plane answers to a change. If that is destructive, ask on the terminal, or demand --yes.
+    """The plane's answer to a change. A destructive change is confirmed on the terminal, or needs --yes.
 
-    `send`: with the confirmation of exactly what was shown. The plane refuses it if something else has changed since.
+    `send` gets the confirmation of exactly what was shown. The plane refuses it if something else has changed since.
     """
     from pointsman.cli.client import PlaneRefused
 
@@ -83,14 +84,14 @@ def _agreed(asked: dict[str, Any], args: argparse.Namespace) -> bool:
 
 
 def show_changes(answer: dict[str, Any], none: str, warnings: "Sequence[ConfigWarning]") -> None:
-    """Print what changes and why, or `none`, and what the author of the manifest should know."""
+    """Print what changes and why, or `none` if nothing does, and the warnings for the author of the manifest."""
     print(answer["text"] if answer["changes"] else none)
     for warning in warnings:
         print(warning)
 
 
 def as_json(warnings: "Sequence[ConfigWarning]") -> list[dict[str, Any]]:
-    """With file, line, field and message."""
+    """Warnings as JSON: file, line, field and message."""
     import msgspec
 
     return [msgspec.to_builtins(warning) for warning in warnings]

@@ -1,4 +1,4 @@
-"""What commands share: options for the plane, numbers and times, and the end of the output."""
+"""What commands share: options for the plane, parsers of numbers and times, and errors of the output."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ def default_state_folder() -> Path:
 
 
 def plane_of(args: argparse.Namespace) -> tuple[str, str]:
-    """The state directory, empty if it is the default one, and the address of the plane that a command line names."""
+    """The state directory and the address of the plane that a command line names; a default directory is empty."""
     if not hasattr(args, "state"):
         return "", ""
     state, url = state_folder(args.state), getattr(args, "url", None) or ""
@@ -140,11 +140,11 @@ def time_from_zero(text: str) -> float:
 
 
 def drop_output_if_unwritable() -> bool:
-    """Flush what was printed. False if the standard output cannot be written: then what is left of it is dropped."""
+    """Flush what was printed. False if standard output cannot be written; the rest of the output is then dropped."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # its reader has closed it, and knows
+        if not isinstance(error, BrokenPipeError):  # the reader closed it, so there is no need to report it
             with suppress(OSError):  # both may go to the same full disk
                 print(f"pointsman: the output cannot be written: {system_reason(error)}", file=sys.stderr)
         _drop(sys.stdout)

@@ -26,8 +26,8 @@ def add(commands: Any) -> None:
         commands,
         "place",
         summary="where instances would go, and why",
-        description="Place the missing instances of a manifest: on the fleet of the running plane, on one that a file "
-        "describes, or else on this machine. Nothing is started. The exit code is 1 if an instance has no place.",
+        description="Place the missing instances of a manifest: on a fleet that a file describes, else on that of the "
+        "running plane, else on this machine. Nothing is started. The exit code is 1 if an instance has no place.",
         example=EXAMPLE,
     )
     add_file(parser)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> "Fleet":
-    """The fleet of a file, of the running plane, or this machine."""
+    """The fleet that a file describes, that of the running plane, or this machine."""
     import msgspec
 
     from pointsman.cli.client import NoPlane, client_of

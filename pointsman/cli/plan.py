@@ -10,11 +10,13 @@ from pointsman.cli.options import add_command, add_connection
 
 if TYPE_CHECKING:
     from pointsman.config import PointsmanPlan
+    from pointsman.lab.traffic import TrafficComparison
 
 EXAMPLE = """\
 examples:
   pointsman plan examples/smollm2.yaml
   pointsman plan examples/smollm2.yaml --json
+  pointsman plan new.yaml --rehearse requests.jsonl
 """
 
 
@@ -28,6 +30,9 @@ def add(commands: Any) -> None:
         example=EXAMPLE,
     )
     add_file(parser)
+    parser.add_argument(
+        "--rehearse", metavar="RECORDING", help="replay recorded requests on the manifest too, with simulated engines"
+    )
     add_connection(parser)
     parser.set_defaults(run=run)
 
@@ -49,14 +54,34 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         result = {"changes": answer["changes"], "destructive": answer.get("destructive", [])}
         result |= {"warnings": as_json(plan.warnings)}
+        if args.rehearse is not None:
+            result["rehearsal"] = _rehearsed(args).as_dict()
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
         show_changes(answer, "nothing would change", plan.warnings)
+        if args.rehearse is not None:
+            print(f"\nwith {args.rehearse}:\n{_rehearsed(args).as_text()}")
     return 0
 
 
+def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
+    """The requests of a recording on the manifest; `pointsman lab whatif` compares it with another."""
+    from pointsman.lab.traffic import (
+        ReplaySetting,
+        TrafficComparison,
+        Trial,
+        TrialCache,
+        default_cache,
+        fleet_of,
+        run_trials,
+    )
+
+    trial = Trial(source=args.rehearse, policy=None, setting=ReplaySetting(fleet=fleet_of(str(args.file))))
+    return TrafficComparison(run_trials([trial], TrialCache(default_cache()), 1))
+
+
 def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
-    """What would be done where nothing runs yet, as the admin API says it."""
+    """What would be done if nothing runs yet, in the form of the admin API."""
     import msgspec
 
     from pointsman.config.changes import Outlook, changes_between

@@ -27,7 +27,7 @@ def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[boo
 
 
 def show_change(deployment: DeploymentRow, shown: dict[str, str], out: TextIO) -> None:
-    """Print the state of a deployment, if it has changed; one that was settled from the start is left out."""
+    """Print the state of a deployment if it has changed; deployments that were settled from the start are left out."""
     gist, before = deployment.gist, shown.get(deployment.name)
     if gist != before and not (before is None and deployment.settled):
         print(f"{deployment.name}: {deployment.in_words()}", file=out, flush=True)

@@ -79,14 +79,16 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--start-up", type=time_from_zero, metavar="TIME", help="start-up time of a replica (default 600s)"
     )
-    parser.add_argument("--interval", type=time_span, metavar="TIME", help="between calls of a policy (default 60s)")
+    parser.add_argument(
+        "--interval", type=time_span, metavar="TIME", help="time between calls of a policy (default 60s)"
+    )
     parser.add_argument("--request-time", type=time_span, metavar="TIME", help="duration of a request (default 1s)")
     parser.add_argument(
         "--queue", type=time_from_zero, default=0.0, metavar="TIME", help="queue length, as serving time (default 0s)"
     )
-    parser.add_argument("--cost", type=above_zero, metavar="PRICE", help="of a replica per hour")
+    parser.add_argument("--cost", type=above_zero, metavar="PRICE", help="price of a replica per hour")
     parser.add_argument(
-        "--parameters", type=json_object, default={}, metavar="JSON", help="for every POLICY without its own"
+        "--parameters", type=json_object, default={}, metavar="JSON", help="parameters for every POLICY without its own"
     )
     limits = parser.add_argument_group("limits, as in the scaling section of a manifest")
     for option, field, kind, metavar, words in LIMITS:
@@ -143,7 +145,7 @@ def _load(args: argparse.Namespace) -> "RecordedLoad":
 
 
 def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPolicy]":
-    """The policy to rehearse if the command line names none."""
+    """The policy in force, to rehearse if the command line names none."""
     from pointsman.scaling import SCALING_POLICIES
 
     if load.policy is not None:
@@ -154,7 +156,7 @@ def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPoli
 
 
 def _policies(chosen: "Iterable[NamedPolicy]", parameters: Mapping[str, Any]) -> dict[str, object]:
-    """Policies by their labels. `parameters`: for those without their own."""
+    """Policies by their labels. `parameters` are for those without their own."""
     return {_label(one): _built(one.name, parameters if one.parameters is None else one.parameters) for one in chosen}
 
 
@@ -186,7 +188,7 @@ def _built(name: str, parameters: Mapping[str, Any]) -> object:
 
 
 def _problem_text(name: str, field: str, message: str) -> str:
-    """With the policy that has the problem; a message about its name contains the name."""
+    """The problem, with the name of the policy unless the message contains it."""
     return message if field == "policy" else ": ".join(filter(None, [name, field, message]))
 
 
@@ -214,7 +216,9 @@ def _setting(args: argparse.Namespace, load: "RecordedLoad") -> "Setting":
 
 
 def _limits(args: argparse.Namespace, load: "RecordedLoad", setting: "Setting") -> "ScalingLimits":
-    """Those of the plane, or hardly any; options override them. The replay begins with the replicas that it needs."""
+    """The limits of the plane, or almost none; options override them. The replay begins with the replicas that it
+    needs.
+    """
     import msgspec
 
     from pointsman.lab.scaling import Replay

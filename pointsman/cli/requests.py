@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         commands,
         "requests",
         summary="the newest requests and their outcomes",
-        description="List requests, newest first, with what became of them, also those of an earlier run of the plane. "
+        description="List requests, newest first, with their outcomes, including those of an earlier run of the plane. "
         "pointsman explain shows one of them in detail.",
         example=EXAMPLE,
     )

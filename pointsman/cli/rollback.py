@@ -29,15 +29,17 @@ def add(commands: Any) -> None:
         commands,
         "rollback",
         summary="return to an earlier manifest, or to the previous version of an application",
-        description="Put the manifest before the current one in force, or deploy the version of an application before "
-        "the current one. A second rollback returns to the one before that. Only what differs changes. Applications "
-        "that were deployed beside the manifest stay as they are. If the user's code of that version is not there any "
-        "more, nothing changes.",
+        description="Put the previous manifest in force, or deploy the previous version of an application. A second "
+        "rollback returns to the one before that. Only what differs changes. Applications that were deployed beside "
+        "the manifest stay as they are. If the user's code of that version is gone, nothing changes.",
         example=EXAMPLE,
     )
     parser.add_argument("application", metavar="APP", nargs="?", help="default: the manifest")
     parser.add_argument(
-        "--to", type=at_least_one, metavar="GENERATION", help="of the manifest, as pointsman history lists them"
+        "--to",
+        type=at_least_one,
+        metavar="GENERATION",
+        help="the generation of the manifest, as pointsman history lists it",
     )
     add_yes(parser)
     add_waiting(parser)

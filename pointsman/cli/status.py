@@ -1,4 +1,4 @@
-"""`pointsman status`: what runs, its load, and what is wrong; of a plane, or of one application."""
+"""`pointsman status`: what runs, its load, and what is wrong, for a plane or for one application."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "status",
         summary="what runs and how it is doing",
         description="Show the deployments and instances of a running plane, with the reason for everything that is not "
-        "as configured. Of an application: its nodes with their replicas and calls.",
+        "as configured. For an application, show its nodes with their replicas and calls.",
         example=EXAMPLE,
     )
     parser.add_argument("application", nargs="?", metavar="APP", help="only this application")

@@ -9,11 +9,11 @@ from pointsman.errors import command
 
 PROMPT = "Say hello in five words."
 MAX_TOKENS = 64
-"""Small models do not stop by themselves."""
+"""Limits the answer, because small models do not stop by themselves."""
 KEY = "POINTSMAN_KEY"
-"""The variable that commands take the key of a tenant from."""
+"""The environment variable with the key of a tenant, for commands."""
 DEEPEST = 8
-"""Levels of a schema that an example goes into."""
+"""Maximum depth of a schema that an example fills in."""
 
 
 def suggestions(status: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]], *, needs_key: bool) -> str:
@@ -48,8 +48,7 @@ def _curl(url: str, body: Any, needs_key: bool, options: str) -> str:
 
 
 def example(schema: Mapping[str, Any]) -> tuple[Any, bool]:
-    """A value that is valid by a JSON schema, as pydantic writes them; and whether the schema does not say all of it:
-    then it has a number in a list, else a text."""
+    """A value that is valid by a JSON schema from pydantic; and whether the schema leaves part of it open."""
     examples = _Examples(schema.get("$defs") or {})
     return examples.of(schema), examples.has_guessed
 

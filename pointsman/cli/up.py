@@ -27,7 +27,7 @@ example:
 """
 RUNTIMES = ("local", "ray")
 SCHEMA_S = 5.0
-"""How long the schema of an application's input is waited for."""
+"""Maximum time to wait for the schema of an application's input."""
 
 
 def add(commands: Any) -> None:
@@ -44,9 +44,15 @@ def add(commands: Any) -> None:
     add_state(parser)
     parser.add_argument("--runtime", choices=RUNTIMES, help="local (default): this machine; ray: a cluster")
     parser.add_argument(
-        "--address", default="", metavar="HOST:PORT", help="of the Ray cluster; default: start one here"
+        "--address", default="", metavar="HOST:PORT", help="address of the Ray cluster; default: start one here"
     )
-    parser.add_argument("--storage", default="", metavar="FOLDER", help="for the state; all Ray nodes must reach it")
+    parser.add_argument(
+        "--host", default="", metavar="HOST", help="address of this machine in the cluster; default: Ray's choice"
+    )
+    parser.add_argument(
+        "--storage", default="", metavar="FOLDER", help="folder for the state, which all Ray nodes must reach"
+    )
+    parser.add_argument("--namespace", default="", metavar="NAME", help="namespace of this plane in the cluster")
     parser.add_argument("--json", action="store_true", help="print each change of the status as one line of JSON")
     parser.set_defaults(run=run)
 
@@ -64,18 +70,28 @@ def run(args: argparse.Namespace) -> int:
         _warn(plan)
         wanted = plan.runtime
     code = uvloop.run(_up(manifest, args, runtime_choice(args, wanted)))
-    drop_output_if_unwritable()  # everything has stopped in order, whatever became of the output
+    drop_output_if_unwritable()  # everything has stopped in order, even if the output is lost
     return code
 
 
 def runtime_choice(args: argparse.Namespace, wanted: "RuntimeSpec") -> "RuntimeChoice":
-    """The runtime that the command line says, or else the manifest."""
+    """The runtime that the command line names, else the one that the manifest names."""
     from pointsman.runtimes.choosing import RuntimeChoice
 
     name = args.runtime or wanted.type
-    if name != "ray" and (args.address or args.storage):
-        raise PointsmanError("--address and --storage are for a Ray cluster; add: --runtime ray")
-    return RuntimeChoice(name, args.address or wanted.address, args.storage or wanted.storage)
+    if name != "ray" and (args.address or args.storage or args.host or args.namespace):
+        raise PointsmanError("--address, --host, --namespace and --storage are for a Ray cluster; add: --runtime ray")
+    if args.host and not (args.address or wanted.address):
+        raise PointsmanError("--host is the address of this machine in an existing cluster; add: --address HOST:PORT")
+    return RuntimeChoice(
+        name,
+        args.address or wanted.address,
+        args.storage or wanted.storage,
+        args.host,
+        args.namespace or wanted.namespace,
+        wanted.lease,
+        wanted.orphan_grace,
+    )
 
 
 async def _up(manifest: "ManifestText | None", args: argparse.Namespace, runtime: "RuntimeChoice") -> int:
@@ -108,7 +124,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace, runtime
 
 
 class Futility:
-    """Stops a plane that was started with something of which nothing can start."""
+    """Stops a plane of which nothing can start."""
 
     def __init__(self, embedded: "Embedded") -> None:
         self._embedded = embedded
@@ -155,7 +171,7 @@ class ProgressView:
             self._embedded.gateway.tasks.complete("suggestions", lambda: self._suggest(status))
 
     async def _suggest(self, status: dict[str, Any]) -> None:
-        """Print commands to try it. The first application may have to be asked what its input is."""
+        """Print commands to try it. The input schema of the first application may have to be requested."""
         from pointsman.cli.suggestions import suggestions
 
         inputs = {one["name"]: await self._input_of(one["path"]) for one in status["applications"][:1]}
@@ -188,7 +204,7 @@ class ProgressView:
         self._write(f"{time.strftime('%H:%M:%S')} {text}")
 
     def _write(self, text: str) -> None:
-        """A plane outlives its terminal, and a full disk that its output goes to."""
+        """Write a line, if possible: a plane outlives its terminal, and a full disk behind its output."""
         self._embedded.gateway.tasks.attempt("output", lambda: print(text, flush=True))
 
 

@@ -28,7 +28,7 @@ TAKEN = frozenset(
 )
 """Paths of the gateway, which cannot be names of applications."""
 MODEL_OPTIONS = frozenset({"deadline_share", "idempotent"})
-"""The options of a node that is a model of the manifest; the manifest has the others."""
+"""The options of a node that is a model of the manifest. The manifest sets all others."""
 
 _NAME_FORM = "letters, digits, _ and -, at most 40, a letter or digit first"
 _CODE = re.compile(r"(?:[^:]+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -73,7 +73,7 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
 
 
 def missing_models(graph: Graph, models: Iterable[str]) -> list[str]:
-    """The nodes whose model is not among these, in words."""
+    """One sentence for each node whose model is not among these."""
     known = set(models)
     return [
         f'node "{node.name}": there is no model "{node.code}"{did_you_mean(node.code, known)}'
@@ -140,7 +140,7 @@ class _NodeReader:
         self._problems = problems
         self.named: dict[str, Node] = {}
         self._incomplete = False
-        """A node could not be read, and an unknown name may be its name."""
+        """A node could not be read, so an unknown name may be its name."""
 
     def nodes(self, document: ApplicationDocument) -> list[Node]:
         """All nodes, as far as they can be read."""
@@ -215,7 +215,7 @@ class _NodeReader:
         return kind, code
 
     def _check_handles(self, nodes: Sequence[tuple[int, Node]]) -> None:
-        """Handles refer to nodes, and not in a circle."""
+        """Check that handles refer to nodes, and not in a circle."""
         held = {node.name: _handles(node) for _, node in nodes if node.name}
         for index, node in nodes:
             for field in ("args", "kwargs"):
@@ -280,7 +280,7 @@ def _check_steps(
     problems: Problems,
     indices: Mapping[str, int] | None = None,
 ) -> None:
-    """Steps that a template refers to come earlier."""
+    """Check that the steps that a template refers to come earlier."""
     for reference in references(template):
         if not isinstance(reference, FromStep) or reference.call in earlier:
             continue

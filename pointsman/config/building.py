@@ -1,7 +1,7 @@
 """The plugins of one document: declared in any order, then built, dependencies first.
 
 Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem; references
-to it are not further ones.
+to it are not reported again.
 """
 
 import re
@@ -141,7 +141,7 @@ class Plugins:
         return built(one.type, parameters, one.path, Validator(self._problems, resolve), unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
-        """The parameters, without those of published documents that have no effect here."""
+        """The parameters, without those that published documents have and that have no effect here."""
         if not kind.builtin:
             return dict(one.parameters)
         if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
@@ -154,7 +154,7 @@ class Plugins:
         return {name: value for name, value in one.parameters.items() if name not in elsewhere}
 
     def _with_default_references(self, one: Declared, given: dict[str, Any], kind: PluginType) -> dict[str, Any]:
-        """The parameters, with the names of plugins that stand in for those that are not given."""
+        """The parameters, with default plugins for references that are not given."""
         for name, field in kind.parameters.items():
             for mark in unmarked(field.annotation)[1]:
                 if isinstance(mark, PluginRef) and mark.default and not given.get(name):
@@ -188,7 +188,7 @@ def built(
 
 
 def _about(message: str, kind: PluginType) -> FieldPath:
-    """The parameter that a message is about: it begins with its name."""
+    """The parameter that a message is about, whose name the message begins with."""
     [word] = re.findall(r"\A\w*", message)
     return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 

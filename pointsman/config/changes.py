@@ -1,7 +1,7 @@
 """What differs between two plans, field by field, and which of it is destructive.
 
-Enters: the plan in force, another one, and what follows from it for instances. Leaves: changes, in the order in which
-people read them. The one rule: values that may be secret are never among them.
+Enters: the plan in force, another plan, and what that means for instances. Leaves: changes, in reading order. The one
+rule: values that may be secret are never among them.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -17,29 +17,29 @@ from pointsman.parameters import duration_text, is_duration, is_secret, without_
 from pointsman.render.text import quantity, text_table
 from pointsman.scaling.limits import ScalingPlan
 
-AFTER_A_RESTART = frozenset({"listen", "processes", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
+AFTER_A_RESTART = frozenset({"listen", "processes", "nodes", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that take effect after a restart."""
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
 """Scaling settings of an application itself; the others are reported for its nodes."""
 CHANGED = "changed"
-"""Stands for values that are not shown."""
+"""Replaces values that are not shown."""
 MARK = "!"
-"""Before the lines of destructive changes."""
+"""Precedes the lines of destructive changes."""
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str
-    """Of instances: start, stop, restart, replace, update, add, remove. Else: open, close, policy, scaling, price,
-    endpoints, configure, calls, workers, gateway."""
+    """For instances: start, stop, restart, replace, update, add, remove. Otherwise: open, close, policy, scaling,
+    price, endpoints, configure, calls, workers, gateway."""
     subject: str
     """The instance, the deployment, or the setting."""
     why: str
     where: str = ""
-    """Of an instance that is started: the place that it would get, or why there is none."""
+    """For an instance that is started: the place that it would get, or why there is none."""
     place: dict[str, Any] | None = None
-    """The same as code, facts and text."""
+    """The place as code, facts and text."""
     destructive: bool = False
-    """It is part of one of the `dangers`."""
+    """Whether it is part of one of the `dangers`."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Changes(msgspec.Struct, frozen=True):
         return "\n".join([table, "", *(f"{MARK} destructive: {danger}" for danger in self.dangers)])
 
     def summary(self) -> str:
-        """One line: how much of what changes."""
+        """A summary in one line: how many changes of which kinds."""
         counts: dict[str, list[str]] = {}
         for step in self.steps:
             counts.setdefault(step.what, []).append(step.subject)
@@ -87,7 +87,7 @@ class NotConfirmed(PointsmanError):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """What follows for instances if a plan comes into force."""
+    """What it means for instances if a plan comes into force."""
 
     steps: Sequence[ReconcileStep] = ()
     running: Mapping[str, int] = {}
@@ -138,7 +138,7 @@ def _of_authentication(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[
 
 
 def _of_names(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Danger]:
-    """Deployments or applications of which none stays."""
+    """The danger that all deployments, or all applications, are removed."""
     kinds = {
         "deployment": [{one.name for one in plan.deployments if not one.internal} for plan in (before, after)],
         "application": [{one.name for one in plan.applications} for plan in (before, after)],
@@ -212,6 +212,9 @@ def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Ch
         else:
             for text in field_texts(_decoded(before.scheduling_recipe), _decoded(after.scheduling_recipe)):
                 yield Change("policy", after.name, f"{new}: {text}")
+    if before.shadow_recipe != after.shadow_recipe:
+        names = ", ".join(one.name for one in after.shadow) or "none"
+        yield Change("shadow", after.name, f"candidates: {names}")
     if scaling := ", ".join(_of_scaling(before.scaling, after.scaling)):
         yield Change("scaling", after.name, scaling)
     for text in field_texts(_written(before.price), _written(after.price)):
@@ -226,7 +229,7 @@ def _of_scaling(
     default: str = "a fixed number",
     settings: Container[str] | None = None,
 ) -> Iterator[str]:
-    """The differences in words. `default`: stands for no plan. `settings`: report only these."""
+    """The differences in words. `default` stands for no plan; with `settings`, only these are reported."""
     old, new = (default if one is None else one.policy_name or "its application's policy" for one in (before, after))
     if old != new:
         yield _arrow(old, new)
@@ -276,7 +279,7 @@ def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
 
 
 def _of_keys(before: Sequence[KeySpec], after: Sequence[KeySpec]) -> Iterator[Change]:
-    """How many keys of which tenants; never the keys."""
+    """How many keys of which tenants change; never the keys themselves."""
     old, new = {one.sha256: one for one in before}, {one.sha256: one for one in after}
     parts = []
     for word, keys, others in (("added", new, old), ("removed", old, new)):
@@ -321,7 +324,7 @@ def _named(value: Any) -> dict[str, Any] | None:
 
 
 def field_texts(before: Any, after: Any) -> Iterator[str]:
-    """Each difference in words, without secrets."""
+    """A text for each difference, without secrets."""
     for field, old, new in differences(before, after):
         if field.startswith("code"):
             yield "its code has changed"

@@ -1,8 +1,8 @@
 """The user's code as part of a version: the module that a document names, and every module of the user's it imports.
 
 Enters: names as written in documents, `package.module:Name` or `path/file.py:Name`. Leaves: a digest of their files,
-and modules that have the content of their files. The one rule: a module that was loaded is never changed: one whose
-files have changed is loaded anew, and objects of the earlier one go on with the code that they were made from.
+and modules that have the content of their files. The one rule: a module that was loaded is never changed. A module
+whose files have changed is loaded again, and objects of the earlier one go on with the code that they were made from.
 """
 
 import ast
@@ -10,29 +10,55 @@ import importlib
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pointsman.pipeline.sources import MAX_KEPT_BYTES, Sources, pack_sources
+
 LOADED = "__pointsman_code__"
 """The attribute of a module that has the digest of what it was loaded from."""
 DIGITS = 12
 INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of installed packages, also of another environment that this one is built on."""
+"""Names of folders of installed packages, including those of an environment that this one is built on."""
 PACKAGE = __name__.partition(".")[0]
-"""Our own code, which is none of the user's."""
+"""Our own package, which is not user code."""
+
+
+IN_FORCE: ContextVar[Sources | None] = ContextVar("pointsman_sources", default=None)
+"""The sources of the version that is being loaded; None: what the files have now is what comes into force."""
+
+
+@contextmanager
+def loaded_from(sources: Sources | None) -> Iterator[None]:
+    """Load documents with the code that they had, whatever was written to its files since."""
+    token = IN_FORCE.set(sources)
+    try:
+        yield
+    finally:
+        IN_FORCE.reset(token)
 
 
 class SourceTree:
     """Modules and files below some folders, and what they import from there."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
-        """`roots`: in the order in which Python looks at them."""
+    def __init__(self, roots: Sequence[Path], sources: Sources | None = None) -> None:
+        """`roots`: in the order in which Python looks at them. `sources`: there are these files and no others; None:
+        those on disk."""
         self._roots = roots
+        self._sources = sources
         self._imports: dict[Path, list[str]] = {}
+
+    def _has(self, file: Path) -> bool:
+        return file.is_file() if self._sources is None else file in self._sources
+
+    def read(self, file: Path) -> bytes:
+        """Raises OSError."""
+        return file.read_bytes() if self._sources is None else self._sources[file]
 
     def file_of(self, module: str) -> Path | None:
         """The file of a module; None if it is not below the folders."""
@@ -41,7 +67,7 @@ class SourceTree:
             return None
         end = module.replace(".", "/")
         candidates = (root / tail for root in self._roots for tail in (f"{end}/__init__.py", f"{end}.py"))
-        return next((file for file in candidates if file.is_file()), None)
+        return next((file for file in candidates if self._has(file)), None)
 
     def modules_of(self, start: str) -> dict[str, Path]:
         """A module and all that it imports, directly or not, by name. `start`: the name of a module, or a file."""
@@ -50,7 +76,7 @@ class SourceTree:
         while waiting:
             name = waiting.pop()
             file = self._roots[0] / name if name.endswith(".py") else self.file_of(name)
-            if name in found or file is None or not file.is_file():
+            if name in found or file is None or not self._has(file):
                 continue
             found[name] = file
             waiting += self._imported(name, file)
@@ -59,16 +85,19 @@ class SourceTree:
     def _imported(self, name: str, file: Path) -> list[str]:
         if file not in self._imports:
             package = "" if name.endswith(".py") else name if file.name == "__init__.py" else name.rpartition(".")[0]
-            found = {part for module in _imports_in(file, package) for part in _with_packages(module)}
+            found = {part for module in self._imports_in(file, package) for part in _with_packages(module)}
             self._imports[file] = sorted(found | set(_with_packages(package)))
         return self._imports[file]
 
+    def _imports_in(self, file: Path, package: str) -> Iterator[str]:
+        try:
+            tree = ast.parse(self.read(file))
+        except (OSError, SyntaxError, ValueError):  # whatever loads it says what is wrong
+            return
+        yield from _imported_by(tree, package)
 
-def _imports_in(file: Path, package: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # whatever loads it says what is wrong
-        return
+
+def _imported_by(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -85,13 +114,13 @@ def _with_packages(module: str) -> list[str]:
     return [".".join(parts[: count + 1]) for count in range(len(parts))]
 
 
-def digest(files: Iterable[tuple[str, Path]]) -> str:
+def digest(files: Iterable[tuple[str, Path]], read: Callable[[Path], bytes] = Path.read_bytes) -> str:
     """Of names and contents; empty if there are none."""
     whole = sha256()
     found = sorted(files)
     for name, file in found:
         with suppress(OSError):
-            content = file.read_bytes()
+            content = read(file)
             whole.update(f"{name}\0{len(content)}\0".encode() + content)
     return whole.hexdigest()[:DIGITS] if found else ""
 
@@ -101,31 +130,46 @@ def code_version(codes: Iterable[str], roots: Sequence[Path]) -> str:
     return digest(_files_of(codes, roots))
 
 
-def _files_of(codes: Iterable[str], roots: Sequence[Path]) -> set[tuple[str, Path]]:
+def _files_of(codes: Iterable[str], roots: Sequence[Path], sources: Sources | None = None) -> set[tuple[str, Path]]:
     found = set()
     for start in [code.rpartition(":")[0] for code in codes if code]:
         beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas look for what it imports
-        found |= set(SourceTree([*roots[:1], *beside, *roots[1:]]).modules_of(start).items())
+        found |= set(SourceTree([*roots[:1], *beside, *roots[1:]], sources).modules_of(start).items())
     return found
 
 
 class CodeInForce:
-    """Code as it was when its document was loaded. Processes that start later load what is there then."""
+    """Code as it was when its document came into force. Processes that start later load the same."""
 
     def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
         self._codes = codes
         self._roots = roots
-        files = _files_of(codes, roots)
+        known = IN_FORCE.get()
+        files = _files_of(codes, roots, known)
         self._seen = {file: _stamp(file) for _, file in files}
         _drop_stale_bytecode(self._seen)
-        self.version = digest(files)
+        self.sources: dict[Path, bytes] = {}
+        """Without files that cannot be read."""
+        for _, file in files:
+            with suppress(OSError):
+                self.sources[file] = file.read_bytes() if known is None else known[file]
+        self.version = digest(files, self._content)
+        self._was_edited = known is not None and code_version(codes, roots) != self.version
+        packed = pack_sources(self.sources)
+        self.packed = packed if len(packed) <= MAX_KEPT_BYTES else ""
+        """The sources, for replicas that start after an edit; empty if there are too many."""
 
     def is_edited(self) -> bool:
-        """Whether it would be loaded from other content now. Reads files only if one of them was written."""
+        """Whether its files have other content now. Reads them only if one of them was written."""
         if all(_stamp(file) == stamp for file, stamp in self._seen.items()):
-            return False
+            return self._was_edited
         _drop_stale_bytecode(self._seen)
         return code_version(self._codes, self._roots) != self.version
+
+    def _content(self, file: Path) -> bytes:
+        if file not in self.sources:
+            raise FileNotFoundError(file)
+        return self.sources[file]
 
 
 def _drop_stale_bytecode(files: Iterable[Path]) -> None:
@@ -138,7 +182,7 @@ def _drop_stale_bytecode(files: Iterable[Path]) -> None:
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """Differs once the file was written; None if it is gone."""
+    """A value that changes when the file is written; None if it is gone."""
     try:
         stat = file.stat()
     except OSError:
@@ -146,7 +190,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-# Code that runs in this process: policies, plugins and engines of the user's
+# Code that runs in this process: the user's policies, plugins and engines
 
 
 def own_roots() -> list[Path]:
@@ -158,7 +202,7 @@ def own_roots() -> list[Path]:
 
 
 def load_module(name: str) -> ModuleType:
-    """A module as its files are now. Raises whatever its code raises; then what was loaded before stays."""
+    """Load a module from its present files. Raises whatever its code raises, and keeps the loaded module then."""
     tree = SourceTree(own_roots())
     versions = {module: digest(tree.modules_of(module).items()) for module in tree.modules_of(name)}
     there = {module: sys.modules[module] for module in versions if module in sys.modules}

@@ -12,18 +12,18 @@ from typing import Annotated, Any
 import msgspec
 
 from pointsman.config.building import arguments_of, built
+from pointsman.config.candidates import candidate_plans, shadow_recipe
 from pointsman.config.code import code_in
 from pointsman.config.picker import default_plan, discovery_reference, picker_plan
-from pointsman.config.plan import DeploymentPlan, PickerPlan
+from pointsman.config.placement import ask_of
+from pointsman.config.plan import CandidatePlan, DeploymentPlan, PickerPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import PluginType, can_be_started, engines, policies
 from pointsman.config.scaling import first_wait_s, scaling
 from pointsman.config.schema import (
     DeploymentSpec,
     EndpointSpec,
-    PlacementSpec,
     PriceSpec,
-    ResourcesSpec,
     SchedulingSpec,
 )
 from pointsman.config.validation import INVALID, Section, Validator, usable
@@ -38,11 +38,9 @@ from pointsman.control.desired import (
 )
 from pointsman.engines import Engine
 from pointsman.errors import ConfigError
-from pointsman.parameters import NoEffect, base_url, packaged, quoted, read_key
-from pointsman.placement.asks import Ask, Need, PlacementRules
-from pointsman.placement.estimate import UnreadableModel, estimate
+from pointsman.parameters import NoEffect, base_url, quoted, read_key
+from pointsman.routing.shadow import BUDGET
 from pointsman.routing.user_code import TIME_LIMIT_S
-from pointsman.selection import LabelSelector
 from pointsman.strategies import AdaptivePolicy, CostOptimizedPolicy, SchedulingPolicy
 from pointsman.types import MAX_NAME
 
@@ -50,8 +48,6 @@ DEPLOYMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Instances and their log files are named after their deployment."""
 ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
 """An address such as [::1]:8080 is one."""
-DEFAULT_CONTEXT = 8192
-"""Tokens per request, if neither the document nor the engine says."""
 
 
 class Deployments:
@@ -74,7 +70,7 @@ class Deployments:
         engine, parameters = self._engine(spec.engine, (*path, "engine")) if spec.engine else (None, {})
         endpoints = desired_endpoints(spec.endpoints or (), self._problems, (*path, "endpoints"))
         lifecycle = self._lifecycle(spec.lifecycle, (*path, "lifecycle"))
-        how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"))
+        how = scheduling(spec.scheduling, self._problems, (*path, "scheduling"), self._folder)
         file = self._endpoints_file(spec, how.picker, [endpoint.name for endpoint in endpoints], path)
         ask = None
         if engine is not None and spec.placement is not INVALID:
@@ -104,6 +100,9 @@ class Deployments:
             policy=how.policy,
             picker=how.picker,
             scheduling_recipe=how.recipe,
+            shadow=how.shadow,
+            shadow_budget=how.shadow_budget,
+            shadow_recipe=shadow_recipe(how.shadow, how.shadow_budget, how.time_limit_s),
             time_limit_s=how.time_limit_s,
             first_wait_s=first_wait_s(scaled, how.picker),
             engine=engine,
@@ -157,7 +156,7 @@ class Deployments:
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
 
     def _engine(self, spec: DesiredEngine, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
-        """The adapter, and its parameters with absolute paths and defaults."""
+        """The adapter of a section, and its parameters with absolute paths and defaults."""
         if not spec.type:
             if spec.type == "":
                 self._problems.add((*path, "type"), "must not be empty")
@@ -223,7 +222,7 @@ def _hourly(spec: PriceSpec | None) -> HourlyPrice:
 
 
 def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by their names in YAML, with defaults, as plain data: equal if they mean the same."""
+    """Parameters by their names in YAML, with defaults, as plain data, so that equal meanings compare equal."""
     known = {field.name: name for name, field in kind.parameters.items()}
     defaults = {name: field.default for name, field in kind.parameters.items() if field.optional}
     given = {known.get(name, name): value for name, value in arguments.items()}
@@ -233,16 +232,20 @@ def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """How requests are scheduled: by a policy or by a picker; by neither if there are problems."""
+    """How requests are scheduled: by a policy or by a picker. Has neither if there are problems."""
 
     recipe: str = ""
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
     time_limit_s: float = TIME_LIMIT_S
+    shadow: tuple[CandidatePlan, ...] = ()
+    shadow_budget: float = BUDGET
 
 
-def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath) -> Scheduling:
-    """The scheduling of a section. An empty one is the default picker."""
+def scheduling(
+    spec: SchedulingSpec | None, problems: Problems, path: FieldPath, folder: Path | None = None
+) -> Scheduling:
+    """The scheduling of a section; an empty section is the default picker. `folder` has the files of candidates."""
     how = SchedulingSpec() if spec is None else spec
     if how is INVALID or how.policy is INVALID or how.config is INVALID:
         return Scheduling()
@@ -259,13 +262,17 @@ def scheduling(spec: SchedulingSpec | None, problems: Problems, path: FieldPath)
             made = Scheduling(picker=default_plan(problems, where))
         else:
             made = Scheduling(picker=picker_plan(how.config, problems, where, queues=True))
+    shadow = candidate_plans(how.shadow or (), problems, (*path, "shadow"), folder or Path(), policy)
     if len(problems):
         return made
-    recipe = msgspec.to_builtins(how)
+    # Candidates are not part of it: changing them leaves the policy in force as it is.
+    recipe = msgspec.to_builtins(msgspec.structs.replace(how, shadow=[], shadow_budget=BUDGET))
+    del recipe["shadow"], recipe["shadowBudget"]
     if code := code_in(recipe):
         recipe["code"] = code
     written = msgspec.json.encode(recipe, order="sorted").decode()
-    return msgspec.structs.replace(made, recipe=written, time_limit_s=how.time_limit)
+    candidates = {"shadow": shadow, "shadow_budget": how.shadow_budget}
+    return msgspec.structs.replace(made, recipe=written, time_limit_s=how.time_limit, **candidates)
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
@@ -273,77 +280,6 @@ def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: F
     kind = policies().find(name, problems, (*path, "policy"))
     made = built(kind, parameters, path, Validator(problems)) if kind is not None else INVALID
     return None if made is INVALID else made
-
-
-def ask_of(spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath) -> Ask | None:
-    """An ask for an instance without a name; None if its need is unknown, or after reporting what is wrong."""
-    selector = _selector(spec, problems, path)
-    gpus = frozenset(
-        found for index, gpu in usable(spec.gpus) if (found := _gpu(gpu, problems, (*path, "gpus", index)))
-    )
-    need = _need(spec, deployment, engine, problems, path)
-    rules = {name: getattr(spec, name) for name in PlacementRules.__struct_fields__}
-    if need is None or selector is None or INVALID in rules.values():
-        return None
-    return Ask(
-        **rules | {"cpu": spec.cpu or not need.tensor_parallel_sizes},
-        instance_id="",
-        deployment=deployment,
-        need=need,
-        engine=engine.ability,
-        gpu_share=None if spec.resources is None else spec.resources.gpu_share,
-        selector=selector,
-        gpus=gpus,
-    )
-
-
-def _selector(spec: PlacementSpec, problems: Problems, path: FieldPath) -> LabelSelector | None:
-    expressions = []
-    for index, expression in usable(spec.selector.match_expressions):
-        if INVALID in msgspec.structs.astuple(expression):
-            return None
-        try:
-            expression.check()
-        except ValueError as error:
-            problems.add((*path, "selector", "matchExpressions", index), str(error))
-            return None
-        expressions.append(expression)
-    return LabelSelector(spec.selector.match_labels, expressions)
-
-
-def _gpu(written: str, problems: Problems, path: FieldPath) -> tuple[str, int] | None:
-    worker, slash, index = written.rpartition("/")
-    if not slash or not worker or not index.isdecimal():
-        problems.add(path, f'expected a GPU as WORKER/INDEX, such as w1/0, found "{written}"')
-        return None
-    return worker, int(index)
-
-
-def _need(spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath) -> Need | None:
-    if spec.resources is not None:
-        return None if spec.resources is INVALID else _by_hand(spec.resources, deployment)
-    weights = engine.weights
-    files = spec.model_files or (weights.path if weights is not None else "")
-    located = packaged(files) if files.startswith("package:") else Path(files)
-    if not files or located is None or not located.exists():
-        return None  # they are not on this machine
-    context = spec.context or (weights.context if weights is not None else None) or DEFAULT_CONTEXT
-    concurrency = spec.concurrency or (weights.concurrency if weights is not None else 1)
-    kind = weights.estimated_as if weights is not None else "llama.cpp" if engine.ability.partial_offload else "vllm"
-    try:
-        return estimate(located, context=context, concurrency=concurrency, engine=kind).need
-    except UnreadableModel as error:
-        if spec.model_files:
-            problems.add((*path, "modelFiles"), str(error))
-        else:  # an engine may know more formats than we do
-            problems.warn(path, f"the need of {deployment} is not known ({error}); set placement.resources")
-        return None
-
-
-def _by_hand(resources: ResourcesSpec, deployment: str) -> Need:
-    if not resources.gpus:
-        return Need(model=deployment, host_bytes=resources.memory or 0, tensor_parallel_sizes=())
-    return Need.fixed(resources.gpu_memory or 0, resources.memory or 0, resources.gpus, deployment)
 
 
 class DiscoveredEndpoint(Section, frozen=True, kw_only=True):
@@ -358,7 +294,7 @@ class DiscoveredEndpoint(Section, frozen=True, kw_only=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def as_endpoint(self) -> EndpointSpec:
-        """With the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
+        """As an endpoint, with the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
         engine = self.labels.get("llm-d.ai/engine-type", "vllm")
         host = f"[{self.address}]" if ":" in self.address else self.address
         return EndpointSpec(name=self.name, url=f"http://{host}:{self.port}", engine=engine, labels=self.labels)
@@ -425,17 +361,17 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
 
 
 def settled(spec: DesiredEngine, engine: Engine | None, parameters: dict[str, Any]) -> DesiredEngine:
-    """An engine with what is in force where nothing is written."""
+    """An engine with the defaults that are in force filled in."""
     return msgspec.structs.replace(spec, parameters=parameters, messages_api=messages_api(spec, engine))
 
 
 def messages_api(access: EngineAccess, engine: Engine | None) -> str:
-    """Whether requests of Anthropic's API are passed on: as written, else as the engine is known for."""
+    """Whether requests of Anthropic's API are passed on: as the document says, else as the engine's adapter says."""
     return access.messages_api or ("native" if engine is not None and engine.serves_messages else "translated")
 
 
 def check_key(access: EngineAccess, problems: Problems, path: FieldPath) -> None:
-    """Report a key that is not there, or is in two places."""
+    """Report a key that is missing, or that is given in two places."""
     if INVALID in (access.api_key_env, access.api_key_file):
         return
     if access.api_key_env and access.api_key_file:

@@ -1,4 +1,4 @@
-"""Older forms of the published picker's plugins -> those of today, with a warning that names the new form.
+"""Older forms of the published picker's plugins -> today's forms, with a warning that names the new form.
 
 Enters: entries of `plugins`. Leaves: entries that the registry knows, with their paths; an old one may become several.
 The one rule: an entry keeps the name that references use.
@@ -22,7 +22,7 @@ RENAMED: dict[str, str] = {
     "data-parallel-profile-handler": "single-profile-handler",
     "precise-prefix-cache-scorer": "prefix-cache-scorer",
 }
-"""Old types that load as another one."""
+"""Old types that load as another type."""
 
 _STAGES = {
     "decodeProfile": "profiles.decode",
@@ -42,7 +42,7 @@ MOVED: dict[str, dict[str, str]] = {
     "prefix-cache-scorer": {"prefixLengthWeight": "matchLengthWeight", "maxModelLen": "matchLengthScaleTokens"},
     "mm-embeddings-cache-producer": {"cacheSizeInMB": "cacheSizeInMBPerServer"},
 }
-"""By type: old parameters, and where they are today."""
+"""Old parameters by type, and where they are today."""
 
 _NEVER_USED = "it never had one; matches come from the prefix cache producer"
 _DIRECT = "requests go straight to the port of the chosen instance"
@@ -58,7 +58,7 @@ DROPPED: dict[str, dict[str, str]] = {
     },
     "single-profile-handler": {"primaryPort": _DIRECT},
 }
-"""By type: old parameters that have no effect, and why."""
+"""Old parameters by type that have no effect, and why."""
 
 _PRODUCER = "approx-prefix-cache-producer"
 _OF_PRODUCER = frozenset(
@@ -81,7 +81,7 @@ def modernized(specs: Iterable[PluginSpec], problems: Problems, path: FieldPath)
 
 
 class Modernizer:
-    """Rewrites one entry at a time. `declared`: all entries, as they are written."""
+    """Rewrites one entry at a time. `declared` has all entries, as they are written."""
 
     def __init__(self, problems: Problems, declared: list[PluginSpec]) -> None:
         self._problems = problems
@@ -108,7 +108,7 @@ class Modernizer:
         return msgspec.structs.replace(spec, type=new, name=spec.name or spec.type)
 
     def _plain(self, spec: PluginSpec, path: FieldPath) -> PluginSpec:
-        """With its parameters where they are today, and without those that have no effect."""
+        """The entry with its parameters where they are today, and without those that have no effect."""
         if spec.parameters is INVALID:
             return spec
         moved, dropped = MOVED.get(spec.type, {}), DROPPED.get(spec.type, {})
@@ -126,7 +126,7 @@ class Modernizer:
         return msgspec.structs.replace(spec, parameters=parameters)
 
     def _pd_handler(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """Its threshold was in characters; 0 meant that prefill is always elsewhere."""
+        """The old prefill/decode handler. Its threshold was in characters; 0 meant: always prefill elsewhere."""
         parameters = dict(spec.parameters)
         threshold = parameters.pop("threshold", 0)
         if "deciderPluginName" not in parameters:
@@ -144,7 +144,7 @@ class Modernizer:
         yield msgspec.structs.replace(spec, parameters=parameters)
 
     def _prefix_scorer(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """What it once said about blocks is said to the producer of the matches."""
+        """The prefix scorer. Its old parameters about blocks go to the producer of the matches."""
         old = {name: value for name, value in spec.parameters.items() if name in _OF_PRODUCER}
         for name in old:
             field = (*path, "parameters", name)
@@ -160,7 +160,7 @@ class Modernizer:
         yield msgspec.structs.replace(spec, parameters=rest)
 
     def _attribute(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """Its key was once NAME/PRODUCER."""
+        """An attribute plugin. Its key was once NAME/PRODUCER."""
         field = "attributeKey" if spec.type == "endpoint-attribute-scorer" else "attribute"
         key = spec.parameters.get(field)
         name, slash, producer = key.rpartition("/") if isinstance(key, str) else ("", "", "")

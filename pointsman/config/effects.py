@@ -1,4 +1,4 @@
-"""What a document has without effect: plugins that nothing uses, weights of what has no scores, unknown attributes.
+"""What a document has without effect: plugins that nothing uses, weights of plugins without scores, unknown attributes.
 
 Enters: a document whose plugins are built. Leaves: warnings. Fields that never have an effect are marked in the schema
 (`NoEffect`), and so are parameters of plugins; types without effect are in the registry.
@@ -22,9 +22,9 @@ from pointsman.selection import Scorer
 BY_ITSELF = {"profile handler", "producer", "extractor", "admitter"}
 """Roles that take effect once a plugin is declared."""
 LISTENS = {"dispatch listener", "departure listener", "header writer", "response header writer"}
-"""The same, if it is nothing else: a scorer that listens does so for its scores."""
+"""Roles that take effect once declared, if the plugin has no other: a scorer that listens does so for its scores."""
 WITH_FLOW_CONTROL = ("flow namer", "eviction filter", "eviction order")
-"""The same, if flow control is on; the last two if it evicts."""
+"""Roles that take effect once declared if flow control is on; the last two need eviction."""
 
 
 def warn_of_no_effect(
@@ -53,7 +53,7 @@ def _idle(plugin: Any, flow: FlowControlPlan | None) -> str:
 
 
 def _check_weights(body: PickerBody, plugins: Plugins, problems: Problems, path: FieldPath) -> None:
-    """Weights are those of scores."""
+    """Warn about weights of plugins without scores."""
     for index, profile in usable(body.scheduling_profiles):
         for number, entry in usable(profile.plugins):
             field = (*path, "schedulingProfiles", index, "plugins", number, "weight")
@@ -72,7 +72,7 @@ def _scores(one: Declared) -> bool:
 
 
 def _check_attributes(plugins: Plugins, problems: Problems) -> None:
-    """Warn of attributes that no plugin can give."""
+    """Warn about attributes that no plugin provides."""
     built = plugins.built()
     extractors = {name: one for name, one in built.items() if isinstance(one, Extractor)}
     others = [name for name, one in extractors.items() if not isinstance(one, CoreMetricsExtractor)]

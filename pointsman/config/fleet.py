@@ -40,20 +40,20 @@ class GpuSpec(Section, frozen=True):
     """The name that the driver reports, or a shorter one."""
     count: Annotated[int, Meta(ge=1, le=64)] = 1
     memory: Size = None
-    """Of each; default: that of the model."""
+    """Memory of each GPU; default: that of the model."""
     used: Size = None
-    """On each, by anything but the instances below."""
+    """Memory of each GPU that is used by anything but the instances below."""
     link: str = ""
     """The link (NVLink, xGMI) that connects them; the same name in another entry is the same link."""
     links: list[str] = []
-    """The link of each, if they are not all on one."""
+    """The link of each GPU, if they are not all on one."""
     pcie: str = ""
-    """The same for a PCIe switch."""
+    """The PCIe switch that connects them, likewise."""
     numa: Number | None = None
     vendor: str = ""
     """Default: that of the model."""
     shareable: bool = True
-    """Several instances may share it, if they allow it, too."""
+    """Whether instances that allow sharing may share it."""
 
 
 class ReservedSpec(Section, frozen=True):
@@ -61,7 +61,7 @@ class ReservedSpec(Section, frozen=True):
 
     memory: Size = None
     gpu_memory: Size = None
-    """Of each GPU."""
+    """Reserved on each GPU."""
 
 
 class UsedSpec(Section, frozen=True):
@@ -91,24 +91,24 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
 
 
 class FleetInstanceSpec(Section, frozen=True, kw_only=True):
-    """An instance that runs already, and what it uses of each worker."""
+    """An instance that runs already, and what it uses on each worker."""
 
     name: str
     deployment: str = ""
     on: str | list[str]
-    """One worker or several; it uses the same GPUs of each."""
+    """One worker or several; it uses the same GPU indices on each."""
     gpus: list[Number] = []
     """Their indices; empty if it runs on the CPU."""
     gpu_memory: Size = None
-    """On each GPU."""
+    """Memory that it uses on each GPU."""
     gpu_share: ShareOrNone = 0.0
-    """Of each GPU, beside the memory."""
+    """Share of each GPU that it uses, in addition to the memory."""
     gpu_layers: Annotated[int, Meta(ge=1)] | None = None
     """Layers on the GPU, if the others are on the CPU."""
     exclusive: bool = False
     """No other instance may be on its GPUs."""
     memory: Size = None
-    """Of each worker."""
+    """Memory that it uses on each worker."""
     cpus: Amount = 0.0
 
 
@@ -148,7 +148,7 @@ class Workers:
         """Whether the name of a worker could not be read: then unknown names are not reported."""
 
     def named(self, specs: Sequence[FleetWorkerSpec]) -> dict[str, Worker]:
-        """By name, in the order of the document."""
+        """Workers by name, in the order of the document."""
         if specs is not INVALID and not specs:
             self._problems.add(("workers",), "must not be empty")
         names = Names("worker", self._problems)
@@ -187,7 +187,7 @@ class Workers:
         )
 
     def _names(self, spec: FleetWorkerSpec, path: FieldPath) -> list[str]:
-        """w, or with a count of 4, w-1 to w-4."""
+        """The names of a worker entry: w, or with a count of 4, w-1 to w-4."""
         if not spec.name or spec.count is INVALID:
             self.unnamed = True
             return [""] if spec.name == "" else []
@@ -222,7 +222,7 @@ class Workers:
         return tuple(gpus)
 
     def _gpu_memory(self, one: GpuSpec, machine_bytes: int | None, path: FieldPath) -> int:
-        """As written; else that of the model; else, for unified memory, all of the machine."""
+        """Memory of a GPU: as written, else that of the model, else, for unified memory, all of the machine's."""
         if one.memory is not None:
             return self._sizes.read(one.memory, (*path, "memory"), least=1, most=machine_bytes)
         known = known_gpu(one.model) if one.model else None
@@ -258,7 +258,7 @@ class _Instances:
         self._sizes = Sizes(problems)
 
     def running(self, specs: Sequence[FleetInstanceSpec]) -> tuple[Occupant, ...]:
-        """All of them; none once the document has a problem."""
+        """All running instances; none once the document has a problem."""
         names = Names("instance", self._problems)
         made = []
         for index, spec in usable(specs):
@@ -305,7 +305,7 @@ class _Instances:
         return [name for name in dict.fromkeys(listed) if name in self._workers]
 
     def _gpus(self, spec: FleetInstanceSpec, worker: Worker, path: FieldPath) -> list[int]:
-        """The known GPUs that an instance uses of a worker."""
+        """The known GPUs that an instance uses on a worker."""
         there = [gpu.index for gpu in worker.gpus]
         taken: list[int] = []
         for position, index in usable(spec.gpus):
@@ -319,7 +319,7 @@ class _Instances:
         return taken
 
     def _check_gpu_fields(self, spec: FleetInstanceSpec, path: FieldPath) -> None:
-        """GPUs, and how much it uses of them, are given together or not at all."""
+        """Check that GPUs, and how much it uses of them, are given together or not at all."""
         if spec.gpus is INVALID:
             return
         if spec.gpus and spec.gpu_memory is None and spec.gpu_share == 0 and spec.exclusive is False:
@@ -369,7 +369,7 @@ class Sizes:
         self._problems = problems
 
     def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
-        """Bytes within bounds. `most`: what there is; None or 0 if unknown."""
+        """Bytes within bounds. `most` is how much there is; None or 0 if unknown."""
         if data is None or data is INVALID:
             return 0
         try:

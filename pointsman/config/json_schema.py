@@ -125,7 +125,7 @@ class _Schemas:
         ignored: Mapping[str, str] = MappingProxyType({}),
         ignored_parameters: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """`parameters` depend on `field`."""
+        """The schema of a `type` field and of the `parameters` that depend on it."""
         cases = [self._case(field, kind, ignored_parameters) for kind in types if kind.parameters]
         return {"properties": schema["properties"] | {field: _choices(types, ignored)}, "allOf": cases}
 
@@ -140,7 +140,7 @@ class _Schemas:
 
 
 def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Known names complete, and the user's own class is accepted."""
+    """The known names as completions; the user's own classes are accepted too."""
     known = [{"const": kind.name, "description": kind.summary} for kind in types]
     known += [{"const": name, "description": f"ignored: {why}"} for name, why in ignored.items()]
     own = {"type": "string", "pattern": OWN_CLASS, "description": "your own class: package.module:Name"}
@@ -148,7 +148,7 @@ def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingPr
 
 
 def _bounds(marks: Iterable[Any]) -> dict[str, Any]:
-    """The bounds of numbers. They do not apply to text with a unit."""
+    """The bounds of numbers, which do not apply to text with a unit."""
     words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
     bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
     return {

@@ -14,13 +14,14 @@ import msgspec
 from pointsman.config.application import application_plan, load_application, missing_models
 from pointsman.config.building import built
 from pointsman.config.deployments import Deployments, policy
-from pointsman.config.machines import RuntimeSpec, workers
+from pointsman.config.machines import runtime, workers
 from pointsman.config.picker import picker_plan
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PickerPlan, PointsmanPlan
 from pointsman.config.problems import FieldPath, Names, Problem, Problems
 from pointsman.config.registry import plugins, policies, scaling_policies, unrecognised
 from pointsman.config.scaling import policy as scaling_policy
 from pointsman.config.schema import (
+    EACH_NODE,
     KINDS,
     ApplicationDocument,
     EndpointPickerConfig,
@@ -42,7 +43,7 @@ _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 def load(source: Path | str, folder: Path | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
     """Load a document of any kind.
 
-    `folder`: its paths are relative to this one; default: that of the file, and for text the current one. `file`: the
+    Its paths are relative to `folder`; default: the folder of the file, or the current one for text. `file`: the
     name of text in problems.
     """
     folder = folder_of(source, folder)
@@ -70,7 +71,7 @@ def load_manifest(
     source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> PointsmanPlan:
     """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`. `was_in_force`: it
-    was applied before, and problems that are not essential are tolerated."""
+    was applied before, so problems that are not essential are tolerated."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
     document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force, empty=_empty())
@@ -127,13 +128,14 @@ def _pointsman_plan(document: Pointsman, problems: Problems, folder: Path) -> Po
     deployments = Deployments(problems, folder)
     plans = deployments.plans(document.deployments)
     front = gateway(document.gateway, problems)
-    machines = workers(document.workers, document.runtime, problems)
+    machinery = runtime(document.runtime, problems)
+    machines = workers(document.workers, machinery, problems)
     _check_budgets(front, plans, problems)
     own = PointsmanPlan(
         deployments=tuple(plans),
         gateway=front,
         workers=machines,
-        runtime=RuntimeSpec() if document.runtime is INVALID else document.runtime,
+        runtime=machinery,
         warnings=problems.warnings,
     )
     return _with_applications(own, document.applications, problems)
@@ -168,6 +170,10 @@ def gateway(spec: GatewaySpec, problems: Problems) -> GatewaySpec:
     _check_listen(spec, "listen", spec.listen, problems)
     if spec.grpc_listen:
         _check_listen(spec, "grpcListen", spec.grpc_listen, problems)
+    for index, node in usable(spec.nodes):
+        if not node or node in spec.nodes[:index]:
+            why = "is there already" if node else "must not be empty"
+            problems.add((*GATEWAY, "nodes", index), why)
     if len(problems):
         return spec
     keys = [msgspec.structs.replace(key, sha256=key.sha256.lower()) for key in spec.keys]
@@ -178,10 +184,16 @@ def _check_listen(spec: GatewaySpec, field: str, listen: str, problems: Problems
     if listen is INVALID:
         return
     try:
-        host, _ = host_and_port(listen)
+        host, port = host_and_port(listen)
     except ValueError as error:
         problems.add((*GATEWAY, field), str(error))
         return
+    if host == EACH_NODE and not spec.nodes:
+        message = f'"{EACH_NODE}" is the address of each node that has a gateway; name them in gateway.nodes'
+        problems.add((*GATEWAY, field), message)
+        return
+    if not port and spec.nodes and spec.processes is not INVALID and spec.processes > 1:
+        problems.add((*GATEWAY, field), "the processes of a node share a port, so it must be given")
     if not spec.keys and spec.keys is not INVALID and not is_loopback(host):
         who = "everyone on the network may send requests"
         how = f"make one with: {command('key', '--tenant', 'NAME')}"
@@ -197,7 +209,7 @@ def _check_tenants(specs: Sequence[TenantSpec], problems: Problems) -> list[str]
 
 
 def _check_budgets(spec: GatewaySpec, plans: Sequence[DeploymentPlan], problems: Problems) -> None:
-    """Warn of budgets that never run out."""
+    """Warn about budgets that never run out."""
     prices = [plan.price for plan in plans if plan.price is not None]
     if any(one.per_million_input_tokens or one.per_million_output_tokens for one in prices):
         return

@@ -1,27 +1,60 @@
-"""Where instances run: the sections `runtime` and `workers` of a manifest."""
+"""Where instances run: the sections `runtime` and `workers` of a manifest, and what an instance needs from a worker."""
 
 import platform
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from pointsman.config.problems import Names, Problems
 from pointsman.config.validation import INVALID, Section, usable
-from pointsman.parameters import Amount
+from pointsman.parameters import Amount, Bytes, Duration, Number, Share, yaml_name
+from pointsman.selection import LabelExpression
 
 THIS_MACHINE = "localhost"
+RuntimeType = Literal["local", "ray"]
+Namespace = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+Lease = Annotated[Duration, Meta(ge=2.5, le=600)]
+OrphanGrace = Annotated[Duration, Meta(ge=5, le=86400)]
 
 # ruff: noqa: RUF012 (each struct gets an empty mapping of its own)
+
+
+class SelectorSpec(Section, frozen=True):
+    """Demands on the labels of workers, as Kubernetes writes them."""
+
+    match_labels: dict[str, str] = {}
+    match_expressions: list[LabelExpression] = []
+
+
+class ResourcesSpec(Section, frozen=True):
+    """What an instance needs, instead of an estimate from the files of its model."""
+
+    gpus: Number = 1
+    gpu_memory: Bytes | None = None
+    """Memory on each of its GPUs."""
+    gpu_share: Share | None = None
+    """Share of each of its GPUs; other instances may use the rest."""
+    memory: Bytes | None = None
+    """Memory of the machine."""
 
 
 class RuntimeSpec(Section, frozen=True):
     """What carries out the decisions of the plane."""
 
-    type: Literal["local", "ray"] = "local"
+    type: RuntimeType = "local"
     """This machine, or a Ray cluster."""
     address: str = ""
-    """Of the head of the cluster, host:port; empty: one is started on this machine."""
+    """host:port of the head of the cluster; empty: one is started on this machine."""
     storage: str = ""
     """A folder for the state that all nodes reach; empty: it is in the memory of the cluster."""
+    namespace: Namespace = "pointsman"
+    """The namespace of the plane in the cluster; each namespace has one plane."""
+    lease: Lease = 3.0
+    """A node that hears from neither the plane nor the keeper for this long ends its engines."""
+    orphan_grace: OrphanGrace = 60.0
+    """How long instances and gateways live on without a plane."""
 
 
 class WorkerSpec(Section, frozen=True):
@@ -30,14 +63,27 @@ class WorkerSpec(Section, frozen=True):
     name: str
     labels: dict[str, str] = {}
     price_per_gpu_hour: Amount | None = None
-    """For deployments without a price of their own."""
+    """Price for deployments without a price of their own."""
+
+
+def runtime(spec: RuntimeSpec | RuntimeType, problems: Problems) -> RuntimeSpec:
+    """The `runtime` section, which may be its type alone."""
+    if spec is INVALID:
+        return RuntimeSpec()
+    if isinstance(spec, str):
+        return RuntimeSpec(type=spec)
+    if spec.type == "local":
+        for field in msgspec.structs.fields(RuntimeSpec):
+            if field.name != "type" and getattr(spec, field.name) not in (field.default, INVALID):
+                problems.add(("runtime", yaml_name(field)), "is for a cluster; add: type: ray")
+    return spec
 
 
 def workers(specs: Sequence[WorkerSpec], runtime: RuntimeSpec, problems: Problems) -> tuple[WorkerSpec, ...]:
     """The `workers` section: only this machine, unless there is a cluster."""
     names = Names("worker", problems)
     here = platform.node()
-    given, is_cluster = list(usable(specs)), runtime is not INVALID and runtime.type == "ray"
+    given, is_cluster = list(usable(specs)), runtime.type == "ray"
     for index, worker in given:
         names.take(worker.name, ("workers", index))
         if not is_cluster and worker.name and worker.name.lower() not in (THIS_MACHINE, here.lower()):

@@ -7,12 +7,14 @@ from typing import Any
 
 from pointsman.config.building import arguments_of, built
 from pointsman.config.code import CodeInForce
-from pointsman.config.deployments import Scheduling, ask_of, parameters_in_force, scheduling
+from pointsman.config.deployments import Scheduling, parameters_in_force, scheduling
+from pointsman.config.machines import ResourcesSpec, SelectorSpec
+from pointsman.config.placement import ask_of
 from pointsman.config.plan import DeploymentPlan
 from pointsman.config.problems import FieldPath, Problems
 from pointsman.config.registry import engines
 from pointsman.config.scaling import NodeScaling, first_wait_s
-from pointsman.config.schema import PlacementSpec, ResourcesSpec, SchedulingSpec, SelectorSpec
+from pointsman.config.schema import PlacementSpec, SchedulingSpec
 from pointsman.config.validation import INVALID, Validator
 from pointsman.control.desired import PYTHON, DesiredDeployment, DesiredEngine, Lifecycle
 from pointsman.pipeline.building import INGRESS
@@ -40,7 +42,7 @@ class Nodes:
         self.scaling = NodeScaling(graph.scaling, problems)
 
     def deployments(self) -> list[DeploymentPlan]:
-        """All of them; none once the document has a problem."""
+        """The deployments of all nodes; none once the document has a problem."""
         made = []
         for node, path in self._running():
             if not node.code:
@@ -63,7 +65,7 @@ class Nodes:
         }
 
     def check_code(self) -> None:
-        """Warn of code that is missing."""
+        """Warn about code that is missing."""
         for node, path in self._running():
             self._check_code(node, path)
 
@@ -133,10 +135,12 @@ class Nodes:
         spec = FIFO
         if options.scheduling is not None:
             spec = Validator(self._problems).value(dict(options.scheduling), SchedulingSpec, path)
+            if spec is not INVALID and spec.shadow:
+                self._problems.add((*path, "shadow"), "candidates shadow deployments of a manifest, not nodes")
         return scheduling(spec, self._problems, path)
 
     def _parameters(self, node: Node, rank: int | None, code_version: str) -> dict[str, Any]:
-        """What a replica is started from. A replica with other parameters is another program."""
+        """The parameters that a replica is started with. A replica with other parameters is another program."""
         is_ingress, options = node.name == INGRESS, node.options
         return {
             "app": self._application,
@@ -156,7 +160,7 @@ class Nodes:
         }
 
     def _env(self, options: NodeOptions) -> dict[str, str]:
-        """With the application's folders of modules in PYTHONPATH."""
+        """The environment, with the application's module folders in PYTHONPATH."""
         folders = [os.path.normpath(self._folder / folder) for folder in self._graph.python_path]
         own = options.env.get(PYTHON_PATH)
         found = os.pathsep.join([*folders, *([own] if own else [])])
@@ -179,7 +183,7 @@ class Nodes:
             self._problems.warn(path, f"there is no file {self._folder / source}")
 
     def _code(self, node: Node) -> CodeInForce:
-        """Its modules, and those that they import from the folders of the application."""
+        """The code of a node: its modules, and those that they import from the folders of the application."""
         graph = self._graph
         codes = [graph.preprocessor, graph.schema] if node.name == INGRESS else [node.code]
         return CodeInForce(codes, [self._folder, *(self._folder / root for root in graph.python_path)])

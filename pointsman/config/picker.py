@@ -20,7 +20,7 @@ from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.estimates import UNKNOWN_PRICE
 from pointsman.routing.filters.demands import Demands
 from pointsman.routing.plugins import EndpointDiscovery
-from pointsman.routing.producers import BurstPrefixCacheProducer, InflightLoadProducer
+from pointsman.routing.producers import BurstPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer
 from pointsman.routing.queue import (
     REQUEST_TTL_S,
     BandSettings,
@@ -50,10 +50,10 @@ DEFAULT_PROFILE: ScorerWeights = (
     ("prefix-cache-scorer", 3.0),
 )
 """The scorers of a document that declares neither plugins nor profiles, as published."""
-OWN_PROFILE: ScorerWeights = (("pending-work-scorer", 1.0),)
-"""The scorers of a deployment without a document. They know of every request at once: scorers of measurements send all
-requests between two of them to the same instance."""
-OWN_NAME = "pending-work"
+OWN_PROFILE: ScorerWeights = (("slo-miss-scorer", 1.0),)
+"""The scorers of a deployment without a document. They see every request at once, whereas scorers that read
+measurements send all requests between two measurements to the same instance."""
+OWN_NAME = "slo-miss"
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_POLICIES = {
     "fairness policy": "global-strict-fairness-policy",
@@ -62,7 +62,7 @@ DEFAULT_POLICIES = {
 }
 DEFAULT_BAND = BandSettings()
 METRICS_AGE_S = 3.0
-"""The age from which metrics of an instance are stale: a plane reads them twice a second."""
+"""The age at which metrics of an instance become stale; a plane reads them twice a second."""
 
 
 def default_plan(problems: Problems, path: FieldPath) -> PickerPlan | None:
@@ -110,7 +110,7 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
 
 
 def _allow_the_age_of_metrics(plugins: Plugins, problems: Problems) -> None:
-    """Detectors of a plane must not take the usual age of metrics for saturation."""
+    """Raise the staleness limits of detectors: on a plane, the usual age of metrics must not look like saturation."""
     for name, detector in plugins.built().items():
         if isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
             declared = plugins.declared[name]
@@ -247,7 +247,9 @@ class Profiles:
             names = ", ".join(one.name for one in handlers)
             self._problems.add(handlers[1].path, f"there is more than one profile handler ({names}); keep one")
         if not handlers and profiles > 1:
-            if not self._plugins.incomplete:  # else a handler may be declared that could not be built
+            if (
+                not self._plugins.incomplete
+            ):  # otherwise a declared handler may be missing only because it could not be built
                 message = f"{profiles} profiles need a profile handler among the plugins; found none"
                 self._problems.add(self._path, message)
             return INVALID
@@ -259,7 +261,7 @@ class Profiles:
         return handler
 
     def _producers(self) -> list[Producer[Endpoint]]:
-        """Those declared, and those that other plugins need."""
+        """The declared producers, and those that other plugins need."""
         kinds = {one.type.name for one in self._plugins.declared.values() if one.type is not None}
         needed = dict.fromkeys(producer for kind, producers in NEEDS.items() if kind in kinds for producer in producers)
         for name in needed:
@@ -269,11 +271,13 @@ class Profiles:
                 self._plugins.inject(name, "extractor" if name.endswith("-extractor") else "producer", self._path)
         producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
         # The load of a request is counted net of its cached prefix, so prefixes are looked up first.
-        return sorted(producers, key=lambda one: isinstance(one, BurstPrefixCacheProducer) + 2 * _counts_load(one))
+        return sorted(producers, key=_place)
 
 
-def _counts_load(producer: Producer[Endpoint]) -> bool:
-    return isinstance(producer, InflightLoadProducer)
+def _place(producer: Producer[Endpoint]) -> int:
+    """Producers that read the facts of others come after them."""
+    late = (BurstPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer)
+    return next((place for place, kind in enumerate(late, start=1) if isinstance(producer, kind)), 0)
 
 
 def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:

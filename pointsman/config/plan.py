@@ -21,6 +21,7 @@ from pointsman.routing.filters.budget import WithinBudget
 from pointsman.routing.queue import BandSettings, FlowControl, InFlightEviction, SaturationDetector, UsageLimitPolicy
 from pointsman.routing.queue.saturation import LegacyAdmission
 from pointsman.routing.routes import ConfiguredRoute, DispatchPlan
+from pointsman.routing.shadow import BUDGET
 from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.scaling.autoscaler import DeploymentScaling, PolicyPlan, ScalingSetup
 from pointsman.scaling.limits import ScalingPlan
@@ -30,7 +31,7 @@ from pointsman.strategies.dispatching import plan_for
 
 
 class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of flow control. None is no limit; a time of 0 is forever."""
+    """The settings of flow control. None means no limit, and a time of 0 means forever."""
 
     bands: tuple[BandSettings, ...]
     default_band: BandSettings
@@ -64,7 +65,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "endpoint picker"
     plugins: dict[str, Any]
-    """By name: those declared, then those injected."""
+    """Plugins by name: those declared, then those injected."""
     scheduler: Scheduler[Endpoint]
     saturation_detector: SaturationDetector
     flow_control: FlowControlPlan | None = None
@@ -75,14 +76,14 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     queues: bool = False
     """Even without the gate, requests wait for room, in a default queue."""
     warnings: tuple[ConfigWarning, ...] = ()
-    """Of a document of its own; those of a deployment's config are in the plan of the manifest."""
+    """Warnings of a standalone document; those of a deployment's config are in the plan of the manifest."""
 
     def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
-        """How a dispatcher schedules as the document says. For one dispatcher: plugins remember what they were sent.
+        """The plan of one dispatcher, as the document says. Plugins have state, so each dispatcher needs its own.
 
         With flow control, requests wait in its queue while the pool is saturated. Without, requests of negative
         priority are refused while the pool is saturated; the others wait until an instance has room if it `queues`, and
-        are refused if they cannot be sent at once if not. `first_wait_s`: in place of `noEndpointRequestTTL`.
+        otherwise are refused if they cannot be sent at once. `first_wait_s` replaces `noEndpointRequestTTL`.
         """
         flow = self.flow_control
         waits = flow is not None or self.queues
@@ -112,7 +113,44 @@ def _parts(profile: Profile[Endpoint]) -> str:
 
 
 ASSUMED_OUTPUT_TOKENS = 4096
-"""Of an answer whose request sets no limit, if neither the price nor the engine says."""
+"""Assumed length of an answer whose request sets no limit, if neither the price nor the engine says."""
+
+
+class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy beside the one in force, which decides without acting."""
+
+    name: str
+    policy: SchedulingPolicy | None = None
+    picker: PickerPlan | None = None
+    section: dict[str, Any] = {}
+    """Its fields as `scheduling` has them."""
+    code: str = ""
+    """The version of the user's code that it runs; empty if it runs none."""
+
+    @property
+    def recipe(self) -> str:
+        """Equal recipes schedule equally."""
+        return msgspec.json.encode([self.name, self.section, self.code], order="sorted").decode()
+
+    @property
+    def scheduling_code(self) -> list[object]:
+        """Its policy or its plugins."""
+        return [self.policy] if self.picker is None else [*self.picker.plugins.values()]
+
+    def dispatch_plan(self) -> DispatchPlan:
+        """The plan of one dispatcher, of which only the choice of an instance is used."""
+        return _dispatch_plan(self.policy, self.picker, None)
+
+
+def _dispatch_plan(
+    policy: SchedulingPolicy | None, picker: PickerPlan | None, first_wait_s: float | None
+) -> DispatchPlan:
+    if policy is not None:
+        made, price = plan_for(policy, first_wait_s=first_wait_s), policy.price_per_gpu_hour
+    else:
+        assert picker is not None, "a deployment has a policy or a picker"
+        made, price = picker.dispatch_plan(first_wait_s), UNKNOWN_PRICE
+    return msgspec.structs.replace(made, budget=WithinBudget(price))
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,19 +161,24 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     picker: PickerPlan | None = None
     scheduling_recipe: str = ""
     """The source of the scheduling: equal recipes schedule equally."""
+    shadow: tuple[CandidatePlan, ...] = ()
+    """Candidates that decide without acting."""
+    shadow_budget: float = BUDGET
+    shadow_recipe: str = ""
+    """The source of the candidates: equal recipes decide equally."""
     time_limit_s: float = TIME_LIMIT_S
-    """For a call of scheduling code that users wrote."""
+    """Time limit of a call of scheduling code that users wrote."""
     first_wait_s: float | None = None
     """How long requests wait while there is no instance; None if the scheduling decides."""
     engine: Engine | None = None
-    """None if no instance is started by us."""
+    """None if the plane starts no instances."""
     endpoints_file: Path | None = None
     """A file with more endpoints, for `load_endpoints`. It may not exist yet."""
     price: PriceSpec | None = None
     scaling: ScalingPlan | None = None
     """None if the number of instances is fixed."""
     follows: str = ""
-    """It has as many instances as this deployment: all shards of a node follow the first one."""
+    """The deployment whose number of instances it copies: all shards of a node follow the first one."""
     internal: bool = False
     """Only pipelines send it requests: clients cannot use its model."""
     replica_code: CodeInForce | None = None
@@ -188,19 +231,17 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """The version of the user's code that it runs; empty if it runs none."""
         policies = msgspec.json.decode(self.scheduling_recipe or "{}").get("code", {})
         replica = "" if self.desired.engine is None else self.desired.engine.parameters.get("version", "")
-        return _joined([*policies.values(), code_of_scaling(self.scaling), replica if self.is_replica else ""])
+        shadows = [one.code for one in self.shadow]
+        return _joined(
+            [*policies.values(), *shadows, code_of_scaling(self.scaling), replica if self.is_replica else ""]
+        )
 
     def dispatch_plan(self) -> DispatchPlan:
-        """How a dispatcher schedules as the document says; what cannot be sent at once waits. For one dispatcher."""
-        if self.policy is not None:
-            made, price = plan_for(self.policy, first_wait_s=self.first_wait_s), self.policy.price_per_gpu_hour
-        else:
-            assert self.picker is not None, "a deployment has a policy or a picker"
-            made, price = self.picker.dispatch_plan(self.first_wait_s), UNKNOWN_PRICE
-        return msgspec.structs.replace(made, budget=WithinBudget(price))
+        """The plan of one dispatcher, as the document says; requests that cannot be sent at once wait."""
+        return _dispatch_plan(self.policy, self.picker, self.first_wait_s)
 
     def among(self, gateways: int) -> "DeploymentPlan":
-        """The same for one of several gateways, with its part of the limits of queues."""
+        """The plan of a dispatcher of one of several gateways, with its part of the limits of queues."""
         flow = None if self.picker is None else self.picker.flow_control
         if self.picker is None or flow is None or gateways == 1:
             return self
@@ -263,7 +304,7 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     scaling: ScalingPlan | None = None
     """Scaling of the nodes that have none of their own."""
     text: str
-    """The document in our own form: equal texts are equal applications, but for their code."""
+    """The document in normalised form: equal texts are equal applications, except for their code."""
     warnings: tuple[ConfigWarning, ...] = ()
 
     @property
@@ -272,7 +313,7 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return _joined([*(one.code for one in self.deployments), code_of_scaling(self.scaling)])
 
     def scaled_together(self) -> dict[str, str]:
-        """Deployments that the application's own policy decides about, and their nodes; of shards, the first."""
+        """Deployments that the application's own policy decides about, and their nodes; for shards, only the first."""
         leaders = {one.follows for one in self.deployments}
         return {
             one.name: one.name.removeprefix(f"{self.name}.").removesuffix(".0" if one.name in leaders else "")
@@ -298,7 +339,15 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: this machine."""
     runtime: RuntimeSpec = RuntimeSpec()
     warnings: tuple[ConfigWarning, ...] = ()
-    """What is accepted without effect, and other facts that its author should know."""
+    """Settings without effect, and other facts that its author should know."""
+
+    def sources(self) -> dict[Path, bytes]:
+        """The code of all replicas, as it came into force; empty if that of one is too large to be kept."""
+        nodes = [one for application in self.applications for one in application.deployments]
+        codes = [one.replica_code for one in (*self.deployments, *nodes) if one.replica_code is not None]
+        if any(code.sources and not code.packed for code in codes):
+            return {}
+        return {path: content for code in codes for path, content in code.sources.items()}
 
     @property
     def code(self) -> str:

@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ConfigWarning(Problem, frozen=True):
-    """A setting that is accepted and has no effect, or another one than its author may expect."""
+    """A setting that is accepted and has no effect, or not the one that its author may expect."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -60,14 +60,14 @@ class Problems:
         self._found.append(Problem(self.file, line, field_name(path), message))
 
     def warn(self, path: FieldPath, message: str) -> None:
-        """Report what the author should know of a setting that is accepted."""
+        """Report what the author should know about a setting that is accepted."""
         warning = ConfigWarning(self.file, self.line_of(path), field_name(path), message)
         if warning not in self._warnings:
             self._warnings.append(warning)
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:
-        """In the order of their lines."""
+        """The warnings, in the order of their lines."""
         return tuple(sorted(self._warnings, key=lambda warning: warning.line))
 
     def line_of(self, path: FieldPath) -> int:
@@ -158,8 +158,8 @@ def expected(annotation: Any) -> str:
 
 
 def found(data: Any, path: FieldPath = ()) -> str:
-    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are; none if it may be a
-    secret by its path."""
+    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are. Values that may be
+    secrets, by their path, are not shown."""
     if isinstance(data, dict):
         return "a mapping"
     if isinstance(data, list):
@@ -182,7 +182,7 @@ def listed(words: list[str]) -> str:
 
 
 def a(noun: str) -> str:
-    """With its article."""
+    """A noun with its article."""
     return f"{'an' if noun[0] in 'aeio' else 'a'} {noun}"  # a usage limit policy
 
 

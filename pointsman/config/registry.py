@@ -27,6 +27,7 @@ from pointsman.routing.plugins import (
     EndpointDiscovery,
     HeaderWriter,
     Locator,
+    ProgressListener,
     ResponseHeaderWriter,
 )
 from pointsman.routing.queue import (
@@ -63,6 +64,7 @@ ROLES: dict[str, Any] = {
     "eviction order": EvictionOrder,
     "dispatch listener": DispatchListener,
     "departure listener": DepartureListener,
+    "progress listener": ProgressListener,
     "header writer": HeaderWriter,
     "response header writer": ResponseHeaderWriter,
 }
@@ -93,7 +95,6 @@ ELSEWHERE: dict[str, str] = {
     "tokenizer": "the gateway counts prompt tokens, or estimates them from bytes",
     "session-id-producer": "plugins read the session from the request themselves",
     "precise-prefix-cache-producer": "prefix matches come from approx-prefix-cache-producer",
-    "predicted-latency-producer": "no latencies are predicted; plugins that read them work as without",
     "disagg-headers-handler": "disagg-profile-handler sets the headers itself",
     "prefill-header-handler": "disagg-profile-handler sets the headers itself",
 }
@@ -134,6 +135,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "prefix-cache-affinity-filter": (_PREFIX, _LOAD),
     "token-load-scorer": (_PREFIX, _LOAD),
     "pending-work-scorer": (_PREFIX, _LOAD),
+    "slo-miss-scorer": (_PREFIX, _LOAD, _LATENCY),
     "active-request-scorer": (_LOAD,),
     "utilization-filter": (_LOAD,),
     "concurrency-detector": (_LOAD,),
@@ -185,10 +187,10 @@ class PluginType(msgspec.Struct, frozen=True):
     name: str
     build: Callable[..., object]
     parameters: Mapping[str, Field]
-    """By their names in YAML."""
+    """Parameters by their names in YAML."""
     builtin: bool
     takes_anything: bool
-    """It has `**kwargs`: other parameters are passed on as they are."""
+    """Whether it has `**kwargs`: then other parameters are passed on as they are."""
 
     @property
     def summary(self) -> str:
@@ -207,7 +209,7 @@ class Registry:
         self._wanted = wanted
         """For error messages: what a class must have to belong here."""
         self._method = method
-        """The method that is called, if a plain function of the user's will do as well; neither may be async."""
+        """The method that is called, if a plain function may stand in for the class; neither may be async."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())
@@ -267,7 +269,7 @@ def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
 
 
 def function_type(name: str, function: Callable[..., Any]) -> PluginType:
-    """A function of the user's: its arguments after the first one are its parameters."""
+    """A user's function: its arguments after the first one are its parameters."""
 
     def build(**given: Any) -> Callable[..., Any]:
         return partial(function, **given) if given else function
@@ -308,7 +310,7 @@ def _field(argument: inspect.Parameter, annotation: Any, builtin: bool) -> Field
 
 
 def import_failure(module: str, error: BaseException) -> str:
-    """Why a module of the user's cannot be imported, and what to do."""
+    """Why a user's module cannot be imported, and what to do."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         if module.endswith(".py") and f"{module}.".startswith(f"{error.name}."):
             return f'"{module}" is a file; name its module, "{module.removesuffix(".py").replace("/", ".")}"'
@@ -323,7 +325,7 @@ def import_failure(module: str, error: BaseException) -> str:
 
 
 def _elsewhere(name: str, word: str) -> str:
-    """The kind of thing that this is the name of, if it is not the one that was expected."""
+    """The kind of thing that has this name, if it is not the expected kind."""
     homes = (plugins(), policies(), scaling_policies(), engines())
     return next((home.word for home in homes if name in home and home.word != word), "")
 
@@ -351,7 +353,7 @@ def scaling_policies() -> Registry:
 
 @cache
 def unrecognised() -> Registry:
-    """An empty registry whose error message says what a class of the user's needs to be a policy or plugin."""
+    """An empty registry whose error message says what a user's class needs to be a policy or plugin."""
     wanted = (
         "it has neither the method desired_replicas(view) of a scaling policy, nor prioritize and schedule of a "
         "SchedulingPolicy, nor one of a plugin, such as a filter (rejections), scorer (scores) or picker (pick)"

@@ -3,18 +3,20 @@
 A revision never changes: each operation returns the next one, which is checked as a whole before it takes effect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from pointsman.config import load_application, load_manifest
 from pointsman.config.application import missing_models
+from pointsman.config.code import loaded_from
 from pointsman.config.deployments import load_endpoints
 from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PointsmanPlan
 from pointsman.control.desired import Desired, DesiredEndpoint
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, why_unusable
+from pointsman.pipeline.sources import Sources
 
 
 class ManifestText(msgspec.Struct, frozen=True):
@@ -25,7 +27,7 @@ class ManifestText(msgspec.Struct, frozen=True):
     file: str = ""
     """Its name in error messages."""
     code: str = ""
-    """The version of the user's code that it names, as of when it came into force; empty if it names none."""
+    """The version of the user's code that it names, at the time when it came into force; empty if it names none."""
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
@@ -59,13 +61,13 @@ class Revision(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> list[Any]:
-        """Plain data that is the same if, and only if, the revision is."""
+        """Plain data that is equal if, and only if, the revisions are equal."""
         own = [[one.name, one.text, one.folder, one.code] for one in self.base.applications]
         documents = [self.manifest, *(one.document for one in self.deployed.values())]
         return [own, *([one.text, one.folder, one.code] for one in documents if one is not None)]
 
     def changed(self, document: ManifestText, plan: PointsmanPlan) -> "tuple[Revision, list[str]]":
-        """With another manifest, or with an application beside it; and the deployments that the document names."""
+        """A revision with another manifest, or another application beside it, and the deployments of that document."""
         named = [one.name for one in plan.deployments]
         if plan.application_alone:
             return self.with_application(document, plan.applications[0]), named
@@ -74,13 +76,13 @@ class Revision(msgspec.Struct, frozen=True):
         ), named
 
     def with_application(self, document: ManifestText, plan: ApplicationPlan) -> "Revision":
-        """With this application in place of any other of its name."""
+        """A revision with this application in place of any other of its name."""
         versioned = msgspec.structs.replace(document, code=plan.code)
         deployed = {**self.deployed, plan.name: Deployed(versioned, plan)}
         return msgspec.structs.replace(self, deployed=deployed, broken=_without(self.broken, plan.name))
 
     def without_application(self, name: str) -> "Revision":
-        """Without an application that was deployed. Raises if there is none."""
+        """A revision without a deployed application. Raises if there is none of this name."""
         if name not in self.broken:
             self.find(name)
         return msgspec.structs.replace(self, deployed=_without(self.deployed, name), broken=_without(self.broken, name))
@@ -115,24 +117,41 @@ class Revision(msgspec.Struct, frozen=True):
         return whole
 
 
-def load_document(document: ManifestText, *, was_in_force: bool = False) -> PointsmanPlan:
-    """What a document builds. Raises `ConfigError`."""
-    return load_manifest(document.text, document.folder, document.file, was_in_force=was_in_force)
+SourcesOf: TypeAlias = Callable[[ManifestText], Sources | None]
+"""The code that a stored document had when it came into force; None if it was not kept."""
+
+
+def not_kept(_: ManifestText) -> None:
+    """`SourcesOf` where no sources are needed: code is what its files have now."""
+
+
+def load_document(
+    document: ManifestText, *, was_in_force: bool = False, sources: Sources | None = None
+) -> PointsmanPlan:
+    """What a document builds. Raises `ConfigError`. `sources`: the code that it had; None: what its files have now."""
+    with loaded_from(sources):
+        return load_manifest(document.text, document.folder, document.file, was_in_force=was_in_force)
 
 
 def load_revision(
-    manifest: ManifestText | None, applications: Mapping[str, ManifestText], *, was_in_force: bool = False
+    manifest: ManifestText | None,
+    applications: Mapping[str, ManifestText],
+    *,
+    was_in_force: bool = False,
+    sources_of: SourcesOf = not_kept,
 ) -> Revision:
     """Build stored documents again. Raises `ConfigError` if the manifest does not load; an application that does not
     is listed as broken. `was_in_force`: the manifest is not new."""
     revision = Revision()
     if manifest is not None:
-        base = load_document(manifest, was_in_force=was_in_force)
+        sources = sources_of(manifest) if was_in_force else None
+        base = load_document(manifest, was_in_force=was_in_force, sources=sources)
         revision = Revision(msgspec.structs.replace(manifest, code=base.code), base)
     broken = {}
     for name, document in applications.items():
         try:
-            plan = load_application(document.text, document.folder, document.file, was_in_force=True)
+            with loaded_from(sources_of(document)):
+                plan = load_application(document.text, document.folder, document.file, was_in_force=True)
             more = revision.with_application(document, plan)
             more.plan()
         except ConfigError as error:
@@ -143,17 +162,22 @@ def load_revision(
 
 
 def first_revision(
-    stored: ManifestText | None, applications: Mapping[str, ManifestText], given: ManifestText | None
+    stored: ManifestText | None,
+    applications: Mapping[str, ManifestText],
+    given: ManifestText | None,
+    sources_of: SourcesOf = not_kept,
 ) -> Revision | None:
-    """What a plane starts with: what is stored, with the document that it was given. None: there is neither."""
+    """The revision that a plane starts with: the stored one with the document of `up`; None if there is neither."""
     if given is None:
-        return None if stored is None else load_revision(stored, applications, was_in_force=True)
+        if stored is None:
+            return None
+        return load_revision(stored, applications, was_in_force=True, sources_of=sources_of)
     plan = load_document(given)
     if not plan.application_alone:
-        return load_revision(given, applications)
+        return load_revision(given, applications, sources_of=sources_of)
     [application] = plan.applications
     others = {name: document for name, document in applications.items() if name != application.name}
-    return load_revision(NOTHING, others).with_application(given, application)
+    return load_revision(NOTHING, others, sources_of=sources_of).with_application(given, application)
 
 
 def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -175,7 +199,7 @@ class EndpointsFile(msgspec.Struct):
     problem: str = ""
 
     def read(self, plan: DeploymentPlan) -> bool:
-        """Read it if it has changed. Whether it lists other endpoints now."""
+        """Read it if it has changed. Returns whether it lists other endpoints now."""
         try:
             stat = self.path.stat()
         except OSError as error:
@@ -198,7 +222,7 @@ class EndpointsFile(msgspec.Struct):
 class EndpointsFiles:
     def __init__(self) -> None:
         self._files: dict[str, EndpointsFile] = {}
-        """By deployment."""
+        """Files by deployment."""
         self._plan = PointsmanPlan()
 
     def configure(self, plan: PointsmanPlan) -> None:
@@ -213,7 +237,7 @@ class EndpointsFiles:
         self.look()
 
     def look(self) -> bool:
-        """Read files that have changed. Whether other endpoints are listed now."""
+        """Read files that have changed. Returns whether other endpoints are listed now."""
         changed = [self._files[plan.name].read(plan) for plan in self._plan.deployments if plan.name in self._files]
         return any(changed)
 

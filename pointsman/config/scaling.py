@@ -1,6 +1,6 @@
 """The `scaling` of a deployment, a node or an application: a policy by its name, and limits for any policy.
 
-Enters: a section. Leaves: a plan with the policy built, or problems. The one rule: a policy inside another, as of
+Enters: a section. Leaves: a plan with the policy built, or problems. The one rule: a policy inside another, such as
 max-of, is written like the outer one: {policy, parameters}.
 """
 
@@ -27,7 +27,7 @@ from pointsman.scaling.policies.scheduled import Scheduled
 from pointsman.scaling.policy import DeploymentView, PolicyFunction, ScalingPolicy, Wish
 
 FIRST_WAIT_S = 300.0
-"""Default wait for a first instance, where `min` is 0."""
+"""Default wait for a first instance, if `min` is 0."""
 MIN_INTERVAL_S = 0.1
 MIN_HOURS_PER_MONTH = 28 * 24
 POLICY_FIELDS = frozenset({"policy", "parameters"})
@@ -39,8 +39,8 @@ def scaling(
 ) -> ScalingPlan | None:
     """The plan of a section; None if there is none, or after reporting what is wrong.
 
-    `replicas`: the field beside it, if it is written, is the initial number. `own_policy`: it has a policy of its own;
-    else the policy of its application decides.
+    `replicas`, the field beside it, is the initial number if it is set. `own_policy`: the section has a policy of its
+    own; otherwise the policy of its application decides.
     """
     if spec is None or spec is INVALID:
         return None
@@ -152,7 +152,7 @@ def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: F
 
 
 class Unloadable:
-    """Stands in for a user's policy that no longer loads."""
+    """Replaces a user's policy that no longer loads."""
 
     def __init__(self, why: str) -> None:
         self._why = why
@@ -212,7 +212,7 @@ class NodeScaling:
         self._broken = len(problems) > before
 
     def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:
-        """None if its number of replicas is fixed, or after reporting what is wrong."""
+        """The plan of a node; None if its number of replicas is fixed, or after reporting what is wrong."""
         options, where = node.options, (*path, "scaling")
         replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
         if options.scaling is None:

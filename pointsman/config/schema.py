@@ -5,7 +5,7 @@ Fields are snake case here and camel case in YAML. A section that another packag
 
 from typing import Annotated, Any, Literal
 
-from pointsman.config.machines import RuntimeSpec, WorkerSpec
+from pointsman.config.machines import ResourcesSpec, RuntimeSpec, RuntimeType, SelectorSpec, WorkerSpec
 from pointsman.config.validation import Section
 from pointsman.control.desired import DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.parameters import (
@@ -20,19 +20,18 @@ from pointsman.parameters import (
     NoEffect,
     Number,
     Quantity,
-    Share,
     Size,
     Spelled,
     Time,
 )
 from pointsman.pipeline.graph import CALL
 from pointsman.pipeline.options import NodeOptions
-from pointsman.placement.asks import Arrangement, PlacementRules
-from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
+from pointsman.placement.asks import Arrangement, PlacementRules, TierName
+from pointsman.routing.producers.prefix_index import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS
+from pointsman.routing.shadow import BUDGET
 from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.scaling.limits import MetricQuery, ScalingLimits
-from pointsman.selection import LabelExpression
 
 # The published `EndpointPickerConfig`; a field that ends in "ref" holds the name of a plugin
 
@@ -173,9 +172,9 @@ class PickerBody(Section, frozen=True):
     data_layer: DataLayerSpec | None = None
     request_handler: RequestHandlerSpec | None = None
     saturation_detector: DetectorRef | None = None
-    """Old; read if flowControl.saturationDetector is unset."""
+    """Old form; used if flowControl.saturationDetector is unset."""
     parser: Annotated[PluginName | None, NoEffect(_READ)] = None
-    """Old; read if requestHandler.parsers is unset."""
+    """Old form; used if requestHandler.parsers is unset."""
 
 
 PickerVersion = Literal["llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"]
@@ -199,26 +198,7 @@ class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
     """A server that is already running."""
 
     name: str = ""
-    """Default: its host and port."""
-
-
-class SelectorSpec(Section, frozen=True):
-    """Demands on the labels of workers, as Kubernetes writes them."""
-
-    match_labels: dict[str, str] = {}
-    match_expressions: list[LabelExpression] = []
-
-
-class ResourcesSpec(Section, frozen=True):
-    """What an instance needs, instead of an estimate from the files of its model."""
-
-    gpus: Number = 1
-    gpu_memory: Bytes | None = None
-    """On each of its GPUs."""
-    gpu_share: Share | None = None
-    """Of each of its GPUs; other instances may use the rest."""
-    memory: Bytes | None = None
-    """Of the machine."""
+    """Its name in the id of its instance; default: its host and port."""
 
 
 class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
@@ -226,8 +206,10 @@ class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
 
     arrangement: Arrangement = Arrangement.SPREAD
     selector: SelectorSpec = SelectorSpec()
+    tiers: list[TierName] = []
+    """Ways to fit, in order; empty: those that the fields below allow."""
     gpus: list[str] = []
-    """Chosen by hand, as worker/0; empty: any."""
+    """Only these GPUs, as worker/0; empty: any."""
     resources: ResourcesSpec | None = None
     """Default: an estimate from the files of the model."""
     model_files: FileOrName = ""
@@ -273,9 +255,9 @@ class PriceSpec(Section, frozen=True):
 
     per_gpu_hour: Amount | None = None
     per_instance_hour: Amount | None = None
-    """Instead of `per_gpu_hour`; for instances on CPUs."""
+    """Price of the whole instance instead of `per_gpu_hour`; for instances on CPUs."""
     tokens_per_second: Above0 | None = None
-    """Throughput of an instance before it was measured; default: 1,000 per GPU, 50 on CPUs."""
+    """Throughput of an instance until it is measured; default: 1,000 per GPU, 50 on CPUs."""
     per_million_input_tokens: Amount = 0.0
     per_million_output_tokens: Amount = 0.0
     assumed_output_tokens: Count | None = None
@@ -313,7 +295,7 @@ class UpstreamSpec(Section, frozen=True):
     stall_timeout: Time = 60.0
     """Between two events with data of a stream; of a longer response, for each 64 KiB."""
     idle_timeout: Time = 30.0
-    """Unused connections are closed after this."""
+    """Unused connections are closed after this time."""
     max_tries: Count = DEFAULT_SETTINGS.max_tries
     retry_budget: Amount = 0.2
     """Maximum retries per request over the last minutes, beyond a few that are always allowed."""
@@ -325,16 +307,22 @@ PATHS = (
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
     "/v1/images/generations", "/v1/images/edits",
 )  # fmt: skip
-"""Of vLLM, and of other engines that have the same."""
+"""Paths of vLLM, and of other engines that have the same ones."""
+
+
+EACH_NODE = "node"
+"""As a host to listen at: the address of each node that has a gateway."""
 
 
 class GatewaySpec(Section, frozen=True):
     """The front door."""
 
     listen: str = "127.0.0.1:8080"
-    """host:port; port 0 takes a free one."""
+    """host:port; port 0 takes a free one; node:8080 is the address of each of `nodes`."""
     processes: Count = 1
-    """That serve clients; with several, the process of the plane serves none itself."""
+    """Processes that serve clients; with several, the process of the plane serves none itself."""
+    nodes: list[str] = []
+    """Nodes of a cluster that have gateways, `processes` on each; empty: one gateway, in the process of the plane."""
     grpc_listen: str = ""
     """host:port for gRPC; empty: none."""
     tls: TlsSpec | None = None
@@ -345,13 +333,14 @@ class GatewaySpec(Section, frozen=True):
     tenants: list[TenantSpec] = []
     limits: LimitsSpec = LimitsSpec()
     max_buffered_bytes: Bytes = 512 * 1024 * 1024
-    """Bytes of requests in memory, of all clients together. Requests beyond it are refused with 503."""
+    """Bytes of requests in memory, for all clients together. Requests beyond it are refused with 503."""
     allowed_hosts: list[str] = []
     """Names, beside those of this machine, that browsers and clients may use in Host and Origin."""
     public_pages: bool | None = None
-    """Serve /metrics and schemas of applications without a key; default: unless it has keys and listens beyond here."""
+    """Serve /metrics and schemas of applications without a key; default: unless there are keys and it listens beyond
+    this machine."""
     paths: tuple[str, ...] = PATHS
-    """Paths of engines, beside those of the OpenAI API and of Anthropic's, that are passed on to instances."""
+    """More paths of engines that are passed on to instances, beside those of OpenAI's and Anthropic's APIs."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
     """On SIGTERM, running streams get this long to end."""
@@ -360,7 +349,7 @@ class GatewaySpec(Section, frozen=True):
     max_record_bytes: Size = 64 * 1024 * 1024
     """Records of requests on disk, for the next plane; 0: none."""
     max_prefix_index_bytes: Bytes = MAX_INDEX_BYTES
-    """Memory for what instances have in their prefix caches, whatever they report; of all deployments together."""
+    """Memory for what instances have in their prefix caches, whatever they report; for all deployments together."""
 
 
 class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
@@ -371,19 +360,34 @@ class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
     max_replicas: Annotated[Count, Spelled("max")]
     cost_per_replica_hour: Amount | None = None
-    """For policies that consider cost."""
+    """Cost of a replica, for policies that consider it."""
     metrics: list[MetricQuery] = []
 
 
-class SchedulingSpec(Section, frozen=True):
-    """How requests of a deployment are scheduled: by a policy, or by the plugins of an EndpointPickerConfig."""
+class PolicySpec(Section, frozen=True):
+    """A policy, or the plugins of an EndpointPickerConfig."""
 
     policy: str = ""
     """A built-in policy, or your own class as package.module:Name."""
     parameters: dict[str, Any] = {}
     config: InlinePicker | None = None
+
+
+class CandidateSpec(PolicySpec, frozen=True):
+    """A policy beside the one in force. Its name is by default that of its file or policy."""
+
+    name: str = ""
+
+
+class SchedulingSpec(PolicySpec, frozen=True):
+    """How requests of a deployment are scheduled: by a policy, or by the plugins of an EndpointPickerConfig."""
+
     time_limit: Time = TIME_LIMIT_S
-    """For one call of a policy or plugin of your own; built-in ones have none."""
+    """Time limit of one call of a policy or plugin of your own; built-in ones have none."""
+    shadow: list[CandidateSpec | str] = []
+    """Candidates that decide without acting: files, names of policies, or sections."""
+    shadow_budget: Above0 = BUDGET
+    """Maximum time of all candidates together, as a share of the time that decisions take."""
 
 
 class DeploymentSpec(Section, frozen=True):
@@ -410,7 +414,7 @@ class DeploymentSpec(Section, frozen=True):
     placement: PlacementSpec = PlacementSpec()
     price: PriceSpec | None = None
     scaling: ScalingSpec | None = None
-    """Default: always `replicas`."""
+    """Default: the number is always `replicas`."""
     scheduling: SchedulingSpec | None = None
 
 
@@ -421,8 +425,8 @@ class Pointsman(Section, frozen=True):
     kind: Literal["Pointsman"] = "Pointsman"
     workers: list[WorkerSpec] = []
     """Empty: this machine."""
-    runtime: RuntimeSpec = RuntimeSpec()
-    """Takes effect when the plane starts."""
+    runtime: RuntimeSpec | RuntimeType = RuntimeSpec()
+    """Its type, or more. Takes effect when the plane starts."""
     deployments: list[DeploymentSpec] = []
     applications: list[ExistingFile] = []
     """Files of `Application` documents, each a pipeline."""
@@ -442,7 +446,7 @@ class NodeSpec(NodeOptions, frozen=True, kw_only=True):
     """Arguments of the class: plain data; {$handle: NODE} is a handle to another node."""
     kwargs: dict[str, Any] = {}
     version: str = ""
-    """Of the code. Replicas of another version are replaced."""
+    """Version of the code. Replicas of another version are replaced."""
     joins: bool = False
     """Its method `join` gets the results of its shards."""
 

@@ -188,7 +188,7 @@ class Validator:
             value = type(self)(apart, self._resolve, self._folder).value(data, member, path)
             if not apart:
                 return value
-            if is_mapping(unmarked(member)[0]) and isinstance(data, dict):
+            if _has_fields(unmarked(member)[0]) and isinstance(data, dict):
                 self.problems.take(apart)
                 return INVALID
         words = listed([expected(unmarked(member)[0]) for member in members])
@@ -274,6 +274,10 @@ class Scalars:
     def _reject(self, path: FieldPath, message: str) -> Any:
         self._problems.add(path, message)
         return INVALID
+
+
+def _has_fields(kind: Any) -> bool:
+    return is_mapping(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
 
 
 def _may_be_none(kind: Any) -> bool:

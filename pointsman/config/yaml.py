@@ -34,7 +34,7 @@ ELSEWHERE = {
     "deployments[].scheduling.config, of the deployment whose requests it schedules",
     "Fleet": "a fleet, which is no part of a manifest: it goes with --fleet of the command place",
 }
-"""Kinds of documents that belong somewhere else than where some are expected."""
+"""Kinds of documents that belong elsewhere, with what they are and where they go."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -54,7 +54,7 @@ def text_of(path: Path) -> str:
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Problems]:
-    """The data (None if the document is empty), and a collector that has its lines and the mistakes so far."""
+    """The data (None if the document is empty), and a collector with its lines and the problems so far."""
     lines: dict[FieldPath, int] = {}
     problems = Problems(file, lines)
     try:
@@ -168,8 +168,8 @@ def document_of(
     was_in_force: bool = False,
     empty: str = "",
 ) -> tuple[Any, Problems]:
-    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`. `empty`: what is
-    wrong with a document without content; empty: nothing is, everything has its default."""
+    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`. `empty` says what
+    is wrong with a document without content; if it is empty itself, such a document has all defaults."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
     problems.was_in_force = was_in_force
@@ -195,7 +195,7 @@ def folder_of(source: Path | str, folder: Path | str | None) -> Path:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Modules beside the document can be imported: they may have the user's own classes."""
+    """Make modules beside the document importable: they may have the user's own classes."""
     entry = str(folder)
     if entry in sys.path:
         yield
@@ -208,7 +208,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Problems) -> str:
-    """The kind of a document. If it is misspelled or missing, the likeliest one, so that the rest is checked, too."""
+    """The kind of a document. If it is misspelled or missing, the likeliest kind, so that the rest is checked too."""
     kind = data.get("kind")
     if isinstance(kind, str) and kind in kinds:
         return kind
@@ -216,7 +216,7 @@ def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Pr
     meant = "EndpointPickerConfig" if kind is None and not own and PICKER_FIELDS & data.keys() else kind
     if isinstance(meant, str) and meant in ELSEWHERE and meant not in kinds:
         problems.add(("kind",), f"this is {ELSEWHERE[meant]}")
-        problems.raise_if_any()  # nothing else in it can be right
+        problems.raise_if_any()  # the rest of the document cannot be checked
     likely = next((name for name in kinds if OWN_FIELDS.get(name, frozenset()) & data.keys()), next(iter(kinds)))
     if kind is None:
         return likely

@@ -10,8 +10,8 @@ An instance whose start has failed for a reason that no further try can change (
 again.
 
 Enters: events, each with the time. Leaves: commands. The one rule: an instance is in service only after it has done
-real work, and is stopped only after it was taken out of service. An event changes what is known (`HANDLERS`); then
-`reconcile` says what follows from that, and what is due is done.
+real work, and is stopped only after it was taken out of service. An event changes what is known (`HANDLERS`). Then
+`reconcile` returns the next steps, and due actions are taken.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -46,7 +46,7 @@ def _applied(event: events.Applied, turn: Transition) -> None:
 
 
 def _applicable(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
-    """What holds for an instance before it is updated: everything, if dispatchers need not know; else its lifecycle."""
+    """The spec of an instance before its update: the new one if dispatchers need not know, else only its lifecycle."""
     same = instance.endpoint is not None or instance.recipe == spec.recipe
     if same and (instance.foreign or instance.served(True) == instance.served(True, spec)):
         return spec
@@ -193,6 +193,13 @@ def _requests_fail(event: events.RequestsFail, turn: Transition) -> None:
         transition.give_up(turn, instance, Reason("requests-fail-again", {"why": event.why}))
     else:
         transition.doubt(turn, instance, Reason("requests-fail", {"why": event.why}))
+        instance.doubted = True
+
+
+def _out_of_reach(event: events.OutOfReach, turn: Transition) -> None:
+    instance = turn.find(event.instance_id)
+    if instance is not None and instance.phase is Phase.READY:
+        transition.doubt(turn, instance, Reason("out-of-reach", {"why": event.why}))
 
 
 def _stands_out(event: events.StandsOut, turn: Transition) -> None:
@@ -228,6 +235,7 @@ HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None
     events.WentIdle: _went_idle,
     events.GotRequest: _got_request,
     events.RequestsFail: _requests_fail,
+    events.OutOfReach: _out_of_reach,
     events.StandsOut: _stands_out,
     events.Drained: _drained,
     events.ControllerTimer: _timer_fired,
@@ -242,15 +250,17 @@ class Controller:
         self.changes = 0
         """Grows whenever something that `instances` returns may have changed."""
         self._due: LazyHeap[str] = LazyHeap()
-        """Instances by when something must be done about them. Kept, as most events concern one of many."""
+        """Instances by the time of their next action, kept because most events concern one instance of many."""
         self._statuses: list[InstanceStatus] | None = None
         """Cached until one of them changes."""
         self._shown: dict[str, InstanceStatus] = {}
-        """The same by id."""
+        """The same statuses by id."""
+        self.phase_changes: list[events.PhaseChange] = []
+        """Of the last event."""
 
     @property
     def desired(self) -> Desired | None:
-        """What was last applied; None before that."""
+        """The desired state that was last applied; None before that."""
         return self._state.desired
 
     @property
@@ -269,7 +279,7 @@ class Controller:
         return list(self._statuses)
 
     def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[ReconcileStep]:
-        """What applying `desired` would lead to that is not in progress already, why, and where. Changes nothing."""
+        """The steps that applying `desired` would add to those in progress, why, and where. Changes nothing."""
         state = self._state
         if not state.open:
             return []
@@ -290,7 +300,7 @@ class Controller:
         return [msgspec.structs.replace(step, where=places.get(step.subject)) for step in steps]
 
     def handle(self, event: events.ControllerEvent, now: float) -> list[events.ControllerCommand]:
-        """Take in one event. Carry the commands out in their order."""
+        """Handle one event. The caller must carry the commands out in their order."""
         state, turn = self._state, Transition(self._state, now)
         HANDLERS[type(event)](event, turn)
         if state.desired is not None or not state.open:
@@ -304,6 +314,7 @@ class Controller:
             self._set_timer(turn)
         else:
             self._changed()
+        self.phase_changes = turn.phase_changes() if turn.phases else []
         return turn.commands
 
     def _changed(self) -> None:
@@ -332,7 +343,7 @@ class Controller:
         self._note_due(turn)
 
     def _note_due(self, turn: Transition) -> None:
-        for instance_id in sorted(turn.touched):  # a set has another order in every process
+        for instance_id in sorted(turn.touched):  # the order of a set differs between processes
             instance = self._state.instances.get(instance_id)
             due = None if instance is None else instance.due
             if due is None:

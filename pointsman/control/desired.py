@@ -33,7 +33,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     start_attempts: Count = 3
     """Failed starts in a row after which a rollout is stopped, if instances of the earlier recipe serve."""
     ejection_s: Time = 5.0
-    """How long an instance with more errors than its peers gets no requests; doubles each time, and is reset after
+    """How long an instance with more errors than its peers gets no requests. It doubles each time, and is reset after
     `ejection_max_s` without one."""
     ejection_max_s: Time = 300.0
     max_ejected: Part = 0.5
@@ -51,15 +51,15 @@ class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: ExistingFile = ""
     """The file with its API key."""
     messages_api: Literal["", "native", "translated"] = ""
-    """Whether it has Anthropic's API, or gets its requests in translation; empty: as its engine is known for."""
+    """Whether it has Anthropic's API, or gets such requests in translation; empty: as the engine's adapter says."""
 
     @property
     def key(self) -> str:
-        """Where its key is, for `read_key`; empty if it needs none."""
+        """Where to find its API key, for `read_key`; empty if it needs none."""
         return key_source(self.api_key_env, self.api_key_file)
 
     def names(self, model: str, aliases: Sequence[str]) -> dict[str, str]:
-        """What it calls the model, for each name of clients that differs."""
+        """The server's name of the model, for each client's name that differs."""
         served = self.served_model or model
         names = {name: served for name in (model, *aliases) if name != served}
         return {**names, "": served} if self.served_model else names
@@ -77,7 +77,7 @@ class Address(NamedTuple):
     port: int
     tls: bool
     key: str = ""
-    """Where its API key is, for `read_key`."""
+    """Where to find its API key, for `read_key`."""
 
 
 class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
@@ -91,11 +91,11 @@ class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
     max_concurrency: Count | None = None
     labels: Mapping[str, str] = {}
     gpus: Number = 1
-    """That it runs on; 0: on CPUs. For costs."""
+    """Number of GPUs that it runs on, for its price; 0: it runs on CPUs."""
     price_per_hour: Amount | None = None
-    """Of the whole server; None: by the price of the deployment."""
+    """Price of the whole server; None: by the price of the deployment."""
     tokens_per_second: Above0 | None = None
-    """Its throughput, before it was measured; None: that of the deployment."""
+    """Its throughput until it is measured; None: that of the deployment."""
 
     @property
     def address(self) -> Address:
@@ -114,7 +114,7 @@ def _address(url: str, key: str) -> Address:
 
 
 CPU_TOKENS_PER_S, GPU_TOKENS_PER_S = 50.0, 1000.0
-"""The throughput that an instance on CPUs, and each GPU of another, is assumed to have before it was measured."""
+"""The assumed throughput, until it is measured: of an instance on CPUs, and of each GPU of any other instance."""
 
 
 class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,16 +123,16 @@ class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
     per_gpu_hour: float | None = None
     per_instance_hour: float | None = None
     tokens_per_second: float | None = None
-    """Of an instance, before it was measured; None: an assumption."""
+    """Throughput of an instance until it is measured; None: an assumed one."""
 
     def of_instance(self, gpus: int) -> float | None:
-        """Per hour; None if unknown."""
+        """The price of an instance per hour; None if unknown."""
         if self.per_instance_hour is not None:
             return self.per_instance_hour
         return None if self.per_gpu_hour is None or not gpus else self.per_gpu_hour * gpus
 
     def throughput(self, gpus: int) -> float | None:
-        """Tokens per second to start with; None if costs are of no interest."""
+        """The initial throughput in tokens per second; None if costs do not matter."""
         if self.tokens_per_second is not None:
             return self.tokens_per_second
         if self.of_instance(gpus) is None:
@@ -162,16 +162,16 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     price: HourlyPrice = HourlyPrice()
     lifecycle: Lifecycle = Lifecycle()
     ask: Ask | None = None
-    """What to ask the placer for, but for the instance's name; None if instances need no place."""
+    """The ask for the placer, without the instance's name; None if instances need no place."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that clients may use."""
+        """All names that clients may use."""
         return (self.model, *self.aliases, *self.adapters)
 
     @property
     def recipe(self) -> str:
-        """What an instance is started from. An instance of another recipe must be replaced."""
+        """The recipe that an instance is started from. An instance of another recipe must be replaced."""
         engine = None if self.engine is None else msgspec.structs.replace(self.engine, messages_api="")
         return msgspec.json.encode([self.model, engine], order="sorted").decode()
 

@@ -27,7 +27,7 @@ class Applied(ControllerEvent, frozen=True):
     retry: frozenset[str] = frozenset()
     """Deployments whose stopped rollout is to be tried again."""
     warmth: Mapping[str, float] = {}
-    """How much instances have cached: of otherwise equal instances, the coldest is stopped first."""
+    """How much instances have cached. Among otherwise equal instances, the one with the least is stopped first."""
 
 
 class Adopted(ControllerEvent, frozen=True):
@@ -67,7 +67,7 @@ class LaunchFailed(ControllerEvent, frozen=True):
     instance_id: str
     why: str
     local: str = ""
-    """What the runtime is short of, such as file descriptors; empty: what was to be started is at fault."""
+    """What the runtime lacks, such as file descriptors; empty: the fault is in what was to be started."""
     final: Reason | None = None
     """Why no further try can succeed before something is changed, and what to do; None: one may."""
 
@@ -87,9 +87,9 @@ class Answered(ControllerEvent, frozen=True):
 
     instance_id: str
     readiness: bool
-    """It completed a request; False: it only answered a health check."""
+    """Whether it completed a request; False: it only answered a health check."""
     ago_s: float = 0.0
-    """How long ago, if a request was answered and the instance was not probed for that reason."""
+    """How long ago it answered a request that made this probe unnecessary."""
 
 
 class Silent(ControllerEvent, frozen=True):
@@ -125,13 +125,20 @@ class RequestsFail(ControllerEvent, frozen=True):
     why: str
 
 
+class OutOfReach(ControllerEvent, frozen=True):
+    """The worker of an instance does not answer. It may run on: nothing is known about the instance."""
+
+    instance_id: str
+    why: str
+
+
 class StandsOut(ControllerEvent, frozen=True):
     """An instance has more errors than its peers for the same traffic."""
 
     instance_id: str
     why: Reason
     contradicted: bool
-    """Peers have served requests that it answered with errors; else the requests may be at fault."""
+    """Whether peers have served requests that it answered with errors; if not, the requests may be at fault."""
 
 
 class Drained(ControllerEvent, frozen=True):
@@ -154,7 +161,7 @@ class PlaceNeeded(ControllerEvent, frozen=True):
 
 
 class PlaneStopping(ControllerEvent, frozen=True):
-    """Drain and stop everything; start nothing any more."""
+    """Drain and stop everything, and start nothing."""
 
 
 class ControllerTimer(ControllerEvent, frozen=True):
@@ -169,7 +176,7 @@ class Launch(msgspec.Struct, frozen=True):
     place: Place | None = None
     """None: anywhere."""
     recipe: str = ""
-    """What to start it from. After a stopped rollout, an instance may come back with the earlier recipe."""
+    """The recipe to start it from. After a stopped rollout, an instance may come back with the earlier recipe."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -179,7 +186,7 @@ class Probe(msgspec.Struct, frozen=True):
     readiness: bool
     timeout_s: float
     endpoint: DesiredEndpoint | None = None
-    """The server, if it was started elsewhere. Of an instance, only its limit and labels change."""
+    """The server, if it was started elsewhere. Only the limit and labels of an endpoint ever change."""
 
 
 class Admit(msgspec.Struct, frozen=True):
@@ -212,13 +219,13 @@ class AwaitDrained(msgspec.Struct, frozen=True):
 
 
 class Terminate(msgspec.Struct, frozen=True):
-    """Ask a process and its children to end. Sent again once it is `Launched`, if it was not by then."""
+    """Ask a process and its children to end. Sent again on `Launched` if it was sent before that."""
 
     instance_id: str
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """End a process and its children at once. Sent again once it is `Launched`, if it was not by then."""
+    """End a process and its children at once. Sent again on `Launched` if it was sent before that."""
 
     instance_id: str
 
@@ -232,3 +239,15 @@ class WakeController(msgspec.Struct, frozen=True):
 ControllerCommand: TypeAlias = (
     Launch | Probe | Admit | Update | Withdraw | AwaitDrained | Terminate | Kill | WakeController
 )
+
+
+class PhaseChange(msgspec.Struct, frozen=True):
+    """An instance has entered another phase. It is for people: nothing follows from it."""
+
+    deployment: str
+    instance_id: str
+    before: str
+    """Empty if the instance is new."""
+    phase: str
+    """Empty if the instance is gone."""
+    why: Reason | None

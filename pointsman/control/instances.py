@@ -1,4 +1,4 @@
-"""Instances: their phases, what is known of each, and when something is due.
+"""Instances: their phases, what is known about each, and when its next action is due.
 
     from            on                                              to
     --------------  ----------------------------------------------  ------------------------------------------------
@@ -15,6 +15,7 @@
     ready           failures_until_unhealthy times Silent           stopping: Withdraw, Terminate
     ready           RequestsFail                                    unhealthy: Update (nothing new), Probe (readiness)
     ready           RequestsFail again, within probe_interval       stopping: Withdraw, Terminate
+    ready           OutOfReach                                      unhealthy: Update (nothing new), Probe (readiness)
     unhealthy       Answered, with real work done                   ready: Update (as before)
     unhealthy       Silent                                          stopping: Withdraw, Terminate
     ready           StandsOut, and enough others are ready          ejected: Update (nothing new)
@@ -65,14 +66,14 @@ PROBE_BACKOFF = 0.1
 
 
 IDLE_PROBES_PER_S = 50.0
-"""Of all idle instances together: their probes become rarer as there are more of them."""
+"""Maximum probes of all idle instances together: the more there are, the less often each is probed."""
 
 IDLE_TICK_S = 0.25
-"""Idle instances are probed at multiples of this, a few together: to wake up for each costs more than its probe."""
+"""Idle instances are probed at multiples of this, a few together: waking up for each would cost more than its probe."""
 
 
 def spread(instance_id: str) -> float:
-    """A number from 0 to 1 that differs between instances, so that not all do the same at the same time."""
+    """A number from 0 to 1 that differs between instances, so that they do not all act at the same time."""
     return crc32(instance_id.encode()) / 2**32
 
 
@@ -87,11 +88,11 @@ class Phase(Enum):
 
 
 RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY, Phase.EJECTED})
-"""Phases of instances that run, and are to go on."""
+"""Phases of instances that run and should go on running."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as others see it."""
+    """The state of an instance, for readers outside the controller."""
 
     id: str
     deployment: str
@@ -103,39 +104,39 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None
     """The runtime's name for its process; None if it has none of ours."""
     in_service: bool
-    """Requests run on it, or may be sent to it."""
+    """Whether requests run on it, or may be sent to it."""
     restarts: int
     reason: Reason | None
-    """What went wrong last, or why it leaves; None if nothing did."""
+    """What went wrong last, or why it leaves; None if neither applies."""
     since: float
-    """Since when it is in its phase, or without a place."""
+    """When it entered its phase, or lost its place."""
     until: float | None
-    """When its phase times out: it is then restarted, stopped or killed. None if it does not."""
+    """When its phase times out, after which it is restarted, stopped or killed; None if it does not."""
     drain_asked: bool
-    """An operator drains it."""
+    """Whether an operator drains it."""
     endpoint: DesiredEndpoint | None
     """None if it is a process of ours."""
     place: Place | None = None
     """None if it has none, or needs none."""
     unplaced: bool = False
     hindered: bool = False
-    """The runtime had not the means to launch it."""
+    """The runtime lacked the means to launch it."""
     halted: bool = False
     """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
     final: bool = False
-    """It cannot start, and is not tried again before it is applied again."""
+    """It cannot start, and is not tried again until it is applied again."""
     recipe: str = ""
-    """What its process was started from, or will be."""
+    """The recipe that its process was started from, or will be."""
     start_up_s: float | None = None
-    """From launch to ready; None if it was not ready yet, or if its launch was not seen."""
+    """Seconds from launch to ready; None if it was not ready yet, or if its launch was not seen."""
     has_failed: bool = False
     """It crashed, hung or did not start, and has not been ready since."""
     given_up: bool = False
-    """It failed to start so often that no request waits for it, though it is tried again."""
+    """It has failed to start so often that no request waits for it, though it is still tried again."""
     leaving: bool = False
-    """It is not wanted any more."""
+    """It is no longer wanted."""
     probe_at: float | None = None
-    """When it is probed next; None if it is ready, is not probed, or a probe is in flight."""
+    """When it is probed next; None if it is ready or not probed, or if a probe is in flight."""
 
 
 def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
@@ -166,13 +167,13 @@ def _not_running(one: InstanceStatus) -> Reason:
 
 
 def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *phases: Phase) -> list[int]:
-    """By deployment, how many instances are in one of these phases."""
+    """The number of instances in these phases, by deployment."""
     counted = Counter(one.deployment for one in instances if one.phase in phases)
     return [counted[name] for name in deployments]
 
 
 class Instance(msgspec.Struct, kw_only=True):
-    """What the controller knows of an instance. Only event handlers and transitions change it."""
+    """What the controller knows about an instance. Only event handlers and transitions change it."""
 
     id: str
     spec: DesiredDeployment
@@ -180,23 +181,25 @@ class Instance(msgspec.Struct, kw_only=True):
     recipe: str
     endpoint: DesiredEndpoint | None = None
     phase: Phase = Phase.STARTING
+    shown_phase: str = ""
+    """The last that was reported; empty if none was."""
     since: float = 0.0
     host: str = ""
     port: int = 0
     process: str | None = None
     serving: ExecutionInstance | None = None
-    """What dispatchers know of it; None if it is not in service."""
+    """What dispatchers know about it; None if it is not in service."""
     restarts: int = 0
     failures: int = 0
-    """In a row: the backoff doubles with each."""
+    """Failures in a row; the backoff doubles with each."""
     failed_starts: int = 0
-    """In a row, with this recipe."""
+    """Failed starts in a row with this recipe."""
     halted: bool = False
     """It is not restarted while instances of an earlier recipe serve."""
     final: bool = False
     """Its start has failed for a reason that no further try can change."""
     hindered: bool = False
-    """The runtime had not the means to launch it."""
+    """The runtime lacked the means to launch it."""
     warmth: float = 0.0
     """How much it has cached; 0 if unknown."""
     launched_at: float | None = None
@@ -211,26 +214,26 @@ class Instance(msgspec.Struct, kw_only=True):
     idle_gap_s: float = 0.0
     """Minimum interval of its probes while it is idle; 0 if it is not."""
     failed_probes: int = 0
-    """In a row."""
+    """Failed probes in a row."""
     probe_error: str = ""
     unseen_s: float = 0.0
-    """Time in this phase before probes that the runtime could not make: it says nothing about the instance."""
+    """Time in this phase that does not count, because the runtime could not probe the instance."""
     doubted: bool = False
-    """Requests failed on this process before, and a probe succeeded after that."""
+    """Requests failed on this process before, but a probe then succeeded."""
     ejections: int = 0
-    """In a row, of this process: the time doubles with each."""
+    """Ejections of this process in a row; the time doubles with each."""
     ejected_for_s: float = 0.0
     """How long it gets no requests; 0 until a probe that was made at once ends."""
     recalled: bool = False
-    """It was probed before its time, as no other instance was ready."""
+    """It was probed early because no other instance was ready."""
     killed: bool = False
     renewing: bool = False
     """It is launched again as soon as its process has ended."""
     drain_asked: bool = False
     outdated: Reason | None = None
-    """Why another is to take its place; None if it may stay."""
+    """Why another instance is to take its place; None if it may stay."""
     leaving: bool = False
-    """It is not wanted any more."""
+    """It is no longer wanted."""
     in_no_hurry: bool = False
     """There is no drain timeout: its place is not needed."""
     place: Place | None = None
@@ -272,7 +275,7 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def deadline(self) -> float | None:
-        """When its phase times out; None if it does not."""
+        """When its phase times out; None if never."""
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s + self.unseen_s
@@ -297,7 +300,7 @@ class Instance(msgspec.Struct, kw_only=True):
             return None
         if self.probed_at is not None and self.idle_gap_s > interval and not self.failed_probes:
             return ceil((self.probed_at + self.idle_gap_s) / IDLE_TICK_S) * IDLE_TICK_S
-        if self.unseen_s:  # probes that cannot be made must not use up what little there is
+        if self.unseen_s:  # probes that cannot be made must not use up the resources that are left
             interval = max(interval, self.spec.lifecycle.probe_interval_s)
         return self.since if self.probed_at is None else self.probed_at + interval
 
@@ -323,7 +326,7 @@ class Instance(msgspec.Struct, kw_only=True):
     def served(
         self, accepting: bool, spec: DesiredDeployment | None = None, endpoint: DesiredEndpoint | None = None
     ) -> ExecutionInstance:
-        """What dispatchers must know of it, or would with another `spec` and `endpoint`."""
+        """What dispatchers must know about it, or would have to with another `spec` and `endpoint`."""
         spec, endpoint = spec or self.spec, endpoint or self.endpoint
         limit, labels = spec.max_concurrency, dict(spec.labels)
         access = endpoint or spec.engine or EngineAccess()

@@ -10,11 +10,15 @@ from pointsman.placement.fleet import Fleet, Snapshot
 from pointsman.placement.moves import preempt
 from pointsman.placement.placer import Placer
 from pointsman.placement.refusals import Refused
+from pointsman.placement.workload import KindCount, LearnedWorkload
 from pointsman.types import Worker
+
+WORKLOAD = "/workload"
+"""The name under which a plane stores what it has learned; no deployment may have it."""
 
 
 class Places:
-    """The known workers, and what is claimed of them. While no worker is known, instances need no place.
+    """The known workers, and the claims on them. While no worker is known, instances need no place.
 
     A placer takes memory, so it is created when the first instance needs a place.
     """
@@ -22,13 +26,15 @@ class Places:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._pending: dict[str, Worker] = {}
-        """Workers that the placer does not know yet: thousands may come before it is used again."""
+        """Workers that the placer does not know yet, because thousands may come before it is used again."""
         self._placer: Placer | None = None
+        self.learned = LearnedWorkload()
+        """What was asked so far: packing keeps room for it."""
 
     @property
     def placer(self) -> Placer:
         if self._placer is None:
-            self._placer = Placer(Fleet(self._workers.values()))
+            self._placer = Placer(Fleet(self._workers.values()), learned=self.learned)
         elif self._pending:
             self._placer.fleet.put(*self._pending.values())
         self._pending = {}
@@ -62,7 +68,7 @@ class Places:
         return self.fleet.remove(worker)
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
-        """Claim a place for an instance; or why there is none; None if it needs none."""
+        """Claim a place for an instance. Returns why there is none, or None if it needs none."""
         if spec.ask is None or not self._workers:
             return None
         placer = self.placer
@@ -75,7 +81,8 @@ class Places:
     def copy(self) -> "Places":
         made = Places()
         made._workers = dict(self._workers)
-        made._placer = None if self._placer is None else Placer(self.fleet.copy())
+        made.learned = self.learned.copy()
+        made._placer = None if self._placer is None else Placer(self.fleet.copy(), learned=made.learned)
         return made
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
@@ -106,14 +113,14 @@ def labels_at(places: Places, place: Place | None) -> dict[str, str]:
 
 
 def labels_change(places: Places, worker: Worker) -> bool:
-    """Whether a worker that is known would get other labels, or another price."""
+    """Whether a known worker would get other labels or another price."""
     known = places._workers.get(worker.name)
     before = None if known is None else (known.labels, known.price_per_gpu_hour)
     return known is not None and before != (worker.labels, worker.price_per_gpu_hour)
 
 
 def price_at(places: Places, place: Place | None) -> float | None:
-    """The price per hour of the GPUs of a place by the prices of its workers; None if one of them has none."""
+    """The hourly price of the GPUs of a place, by the prices of its workers; None if one of them has none."""
     if place is None or not place.gpus:
         return None
     known = [places._workers[name].price_per_gpu_hour for name, _ in place.gpus if name in places._workers]
@@ -124,7 +131,8 @@ def price_at(places: Places, place: Place | None) -> float | None:
 def preview(
     places: Places, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]
 ) -> dict[str, Place | Refused]:
-    """What `take` gives one instance after the other, on a copy; for those refused, after others have left.
+    """What `take` would return for each instance in turn, on a copy of the fleet; refused ones are tried again after
+    others have left.
 
     Instances that need no known place are left out.
     """
@@ -134,3 +142,12 @@ def preview(
         trial.give_back(instance_id)
     refused = [name for name, outcome in found.items() if isinstance(outcome, Refused)]
     return found | {name: outcome for name in refused if (outcome := trial.take(name, wanted[name])) is not None}
+
+
+def remember(places: Places, stored: str) -> None:
+    """What an earlier controller has learned of the asks to expect, as `LearnedWorkload.as_json` gave it; empty:
+    nothing."""
+    counts = msgspec.json.decode(stored, type=list[KindCount]) if stored else []
+    places.learned = LearnedWorkload([*counts, *places.learned.counts()])
+    if places._placer is not None:
+        places._placer = Placer(places._placer.fleet, learned=places.learned)

@@ -54,7 +54,7 @@ class Preemptor:
         self._scaled = scaled
 
     def make_room(self, one: ScaledDeployment, used: Set[str], now: float) -> Preemption:
-        """For a deployment without a place. `used`: deployments that have requests, running or waiting."""
+        """Make room for a deployment without a place. `used`: deployments that have requests, running or waiting."""
         instances = self._controller.instances()
         unplaced = [each for each in instances if each.deployment in one.members and each.unplaced]
         evictions: tuple[tuple[str, Reason], ...] = ()
@@ -70,7 +70,7 @@ class Preemptor:
         return Preemption((self._no_room(one, unplaced, now),) if more else (), evictions)
 
     def may_make_room(self, one: ScaledDeployment) -> bool:
-        """Whether another deployment may make room for its instances, now or when it has had its turn."""
+        """Whether another deployment may make room for its instances, now or after its turn."""
         ask = self._ask(one.name)
         return (
             ask is not None
@@ -125,7 +125,7 @@ class Preemptor:
         return Preemption(tuple(records), tuple(evictions), not all(victim.busy for victim in victims))
 
     def _no_room(self, one: ScaledDeployment, unplaced: Sequence[InstanceStatus], now: float) -> ScalingRecord:
-        """How many have no place, why, and what would help. Reported when their number grows."""
+        """Report how many instances have no place, why, and what would help, whenever their number grows."""
         ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
         helps: list[str] = []
         never = None
@@ -158,7 +158,7 @@ def may_unload(one: ScaledDeployment, now: float) -> bool:
 def spare_replicas(one: ScaledDeployment, now: float) -> int:
     """How many replicas of a busy deployment may be evicted: those above its minimum, or all after its turn.
 
-    None of a sharded node: its shards would have to go together.
+    A sharded node has none: its shards would have to go together.
     """
     if one.followers or not _has_stayed(one, now):
         return 0
@@ -177,7 +177,7 @@ def _has_stayed(one: ScaledDeployment, now: float) -> bool:
 def _spare_instances(
     others: Sequence[ScaledDeployment], instances: Sequence[InstanceStatus], now: float
 ) -> list[Victim]:
-    """Instances of busy deployments: of those with most replicas first, then of those that were loaded first."""
+    """Instances of busy deployments: those with the most replicas first, then those that were loaded first."""
     found: list[tuple[tuple[int, float], Victim]] = []
     for other in others:
         ready = [each.id for each in instances if each.deployment == other.name and each.phase is Phase.READY]
@@ -189,7 +189,7 @@ def _spare_instances(
 
 
 def fewest_victims(ask: Ask, fleet: Fleet, leaving: Iterable[str], candidates: Sequence[Victim]) -> list[Victim]:
-    """The fewest candidates, in their order, without which there is a place. Tried on a copy of the fleet.
+    """The fewest candidates, in their order, whose eviction makes a place. Tried on a copy of the fleet.
 
     Empty if there will be a place once those `leaving` have left, or if evicting all candidates would not help.
     """
@@ -208,7 +208,7 @@ def fewest_victims(ask: Ask, fleet: Fleet, leaving: Iterable[str], candidates: S
 
 
 def _needed(ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[Victim]) -> list[Victim]:
-    """Without those that can stay after all; the last ones are put back first."""
+    """The candidates without those that can stay after all; the last ones are put back first."""
     needed, placer = list(gone), Placer(scratch)
     for candidate in reversed(gone):
         back = {one: fleet.occupants[one].place for one in candidate.instances if one in fleet.occupants}

@@ -1,7 +1,7 @@
 """Compares the desired state with the instances, and returns the next steps, each with its reason.
 
 Enters: the desired state and the instances. Leaves: steps; nothing is changed. The one rule: steps that were carried
-out are not returned again, except `REPLACE`, which is returned for as long as it waits.
+out are not returned again, except `REPLACE`, which is returned while it waits.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,17 @@ from pointsman.types import ExecutionInstance
 
 
 def between_recipes(before: str, after: str) -> Reason:
-    """What differs between the recipe that an instance was started from and another one."""
+    """The differences between the recipe that an instance was started from and another recipe."""
     unknown = Reason("recipe-differs")
     try:
         old, new = _flat(before), _flat(after)
-    except (msgspec.DecodeError, TypeError, ValueError, LookupError, AttributeError):  # stored by another version
+    except (
+        msgspec.DecodeError,
+        TypeError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ):  # stored by another version of Pointsman
         return unknown
     return _changes(old, new) or unknown
 
@@ -50,7 +56,7 @@ def _flat(recipe: str) -> dict[str, Any]:
     more = {f"engine.{name}": value for name, value in {**engine, **parameters}.items()}
     more |= {f"engine.env.{name}": value for name, value in variables.items()}
     if kind == PYTHON and "engine.version" in more:
-        more["code version"] = more.pop("engine.version")  # no field that users write
+        more["code version"] = more.pop("engine.version")  # users do not write this field
     return {"model": model, "engine": kind, **more}
 
 
@@ -160,7 +166,7 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     return steps
 
 
-# Our processes
+# Instances that are processes of ours
 
 
 def _processes(
@@ -204,7 +210,7 @@ def _processes(
 
 
 def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[ReconcileStep]:
-    """The update or restart that an instance needs that stays."""
+    """The update or restart that a remaining instance needs."""
     if instance.recipe != recipe:
         return [ReconcileStep(What.RESTART, instance.id, between_recipes(instance.recipe, recipe), spec.name)]
     changed = _changed(instance, spec, None)
@@ -212,7 +218,7 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
 
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
-    """What dispatchers must learn about it; None if nothing."""
+    """The change that dispatchers must learn about; None if there is none."""
     same = instance.spec is spec or instance.spec == spec
     if instance.foreign or (same and instance.endpoint == endpoint):
         return None
@@ -246,7 +252,7 @@ def _number(instance: Instance) -> tuple[int, str]:
 
 
 def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]) -> list[ReconcileStep]:
-    wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # of two with the same name, the first
+    wanted = {endpoint.name: endpoint for endpoint in reversed(spec.endpoints)}  # if two have the same name, the first
     steps = []
     named: dict[str, list[Instance]] = {}
     for one in members:
@@ -283,7 +289,7 @@ def _endpoint(
 
 
 def _free_endpoint_id(deployment: str, name: str, taken: set[str]) -> str:
-    """Its name; prefixed with its deployment if that is taken; with a number if that is, too."""
+    """The name of the endpoint, prefixed with its deployment if it is taken, and with a number if that is taken too."""
     found, number = name, 1
     while found in taken:
         found = f"{deployment}-{name}" if number == 1 else f"{deployment}-{name}-{number}"

@@ -16,7 +16,7 @@ SOON_S = 10.0
 
 
 class Prospects(NamedTuple):
-    """What scaling can do for a deployment without instances that take requests."""
+    """What scaling can do for a deployment that has no instances that take requests."""
 
     may_start: bool = False
     """A request that waits makes it start an instance."""
@@ -28,13 +28,13 @@ NO_PROSPECTS = Prospects()
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """No instance of a deployment takes requests: why, for clients, and when one may."""
+    """Why no instance of a deployment takes requests, for clients, and when one may."""
 
     why: Reason
     retry_s: float | None = None
-    """Seconds until then; None if unknown."""
+    """Seconds until an instance may take requests; None if unknown."""
     hopeless: bool = False
-    """None is starting, restarting or about to come back: it is of no use to wait."""
+    """No instance is starting, restarting or about to come back, so waiting is of no use."""
 
 
 def unavailability(
@@ -73,7 +73,7 @@ def _gives_place(one: InstanceStatus) -> bool:
 
 
 def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
-    """Whether it is worth waiting for. `room`: one without a place may get one."""
+    """Whether an instance is worth waiting for. `room`: an instance without a place may get one."""
     is_soon = one.until is None or one.until - now <= SOON_S
     if one.leaving or one.halted or one.final or one.drain_asked:
         return False
@@ -108,14 +108,14 @@ def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -
 
 
 def _cause(reason: Reason) -> str:
-    """Why an instance cannot start, as a code: its facts are for operators."""
+    """Why an instance cannot start, as a code only, because the facts are for operators."""
     while isinstance(inner := reason.facts.get("why"), Reason):
         reason = inner
     return reason.code
 
 
 def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
-    """Which instances are not tried again before they are applied again, and why; those of one deployment together."""
+    """Which instances are not tried again until they are applied again, and why, grouped by deployment."""
     groups: dict[tuple[str, str], list[InstanceStatus]] = {}
     for one in instances:
         if one.final or one.halted:
@@ -126,7 +126,7 @@ def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
 
 
 def nothing_can_start(desired: Desired, instances: Iterable[InstanceStatus], fleet: Fleet | None) -> list[Reason]:
-    """Why none of the deployments can ever start an instance, one reason each; empty if one can, or may. `fleet`: None
+    """One reason per deployment why it can never start an instance; empty if any of them can, or may. `fleet`: None
     if no instance has needed a place."""
     mine: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
     for one in instances:
@@ -165,9 +165,9 @@ UNKNOWN_LOAD = {
     "metrics_age_s": None,
     "paused_s": None,
 }
-"""Of an instance that is not in service."""
+"""The load of an instance that is not in service."""
 NO_REQUESTS: dict[str, Any] = {"strategy": "", "policies": [], "waiting": 0, "running": 0, "instances": {}}
-"""Of a deployment that is not in service."""
+"""The requests of a deployment that is not in service."""
 
 
 def deployments_status(
@@ -179,7 +179,8 @@ def deployments_status(
 ) -> list[dict[str, Any]]:
     """The desired deployments in their order, then those that are on their way out.
 
-    `load_of`: a deployment's requests, None if it takes none. `internal`: those that only applications call.
+    `load_of` returns a deployment's requests, or None if it takes none. `internal`: deployments that only applications
+    call.
     """
     members: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
     for one in instances:

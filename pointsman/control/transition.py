@@ -1,7 +1,7 @@
 """The transitions of instances. Every change of phase is made here, together with its commands.
 
-One event is one `Transition`: it collects commands, and notes what else may be due. The functions below it are the
-transitions of one instance, in the order of its life: coming, serving, failing, leaving, and what happens by timeout.
+One event is one `Transition`: it collects commands, and notes what else may be due. The functions below are the
+transitions of one instance, in the order of its life: coming, serving, failing, leaving, and timeouts.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from pointsman.reasons import Reason
 class ControlState:
     def __init__(self) -> None:
         self.desired: Desired | None = None
-        """What was last applied; None before that, when nothing is decided."""
+        """The desired state that was last applied; None before that, while nothing is decided."""
         self.places = Places()
         self.instances: dict[str, Instance] = {}
         self.open = True
@@ -47,14 +47,16 @@ class Transition:
         self.now = now
         self.commands: list[events.ControllerCommand] = []
         self.changed = False
-        """An instance has entered another phase, or has come or gone: reconcile again."""
+        """Whether an instance has entered another phase, or has come or gone, so that reconciling is needed."""
         self.touched: set[str] = set()
         """Instances whose due time may have changed."""
         self.has_room = False
         """There may be more room than before: try unplaced instances again."""
+        self.phases: list[tuple[Instance, str]] = []
+        """Instances and the phases that they have entered, in order; empty if one is gone."""
 
     def find(self, instance_id: str) -> Instance | None:
-        """The instance, to change it; None if it is gone."""
+        """The instance, for changes; None if it is gone."""
         self.touched.add(instance_id)
         return self.state.instances.get(instance_id)
 
@@ -69,6 +71,7 @@ class Transition:
         instance.phase, instance.since = phase, self.now
         instance.probing, instance.probed_at, instance.failed_probes, instance.probe_error = False, None, 0, ""
         instance.killed, instance.unseen_s, instance.idle_gap_s = False, 0.0, 0.0
+        self.phases.append((instance, phase.value))
         self.changed = True
 
     def publish(self, instance: Instance) -> None:
@@ -115,7 +118,18 @@ class Transition:
     def remove(self, instance: Instance) -> None:
         self.release(instance)
         del self.state.instances[instance.id]
+        self.phases.append((instance, ""))
         self.changed = True
+
+    def phase_changes(self) -> list[events.PhaseChange]:
+        """What people see of it, once the event has been handled."""
+        found = []
+        for instance, phase in self.phases:
+            if instance.shown_phase != phase:
+                why = None if phase == Phase.READY.value else instance.reason
+                found.append(events.PhaseChange(instance.deployment, instance.id, instance.shown_phase, phase, why))
+                instance.shown_phase = phase
+        return found
 
 
 # Coming
@@ -138,7 +152,7 @@ def launch(turn: Transition, instance: Instance) -> None:
         _wait_for_room(turn, instance, place)
         return
     if instance.unplaced or instance.hindered:
-        instance.reason = None  # it was that there is no place, or that it could not be launched
+        instance.reason = None  # the old reason was that there was no place, or that it could not be launched
     instance.place, instance.unplaced_since, instance.hindered = place, None, False
     turn.enter(instance, Phase.STARTING)
     instance.host, instance.port, instance.process, instance.doubted, instance.ejections = "", 0, None, False, 0
@@ -176,7 +190,7 @@ def evict(turn: Transition, instance_id: str, why: Reason) -> None:
 
 
 def retry_unplaced(turn: Transition) -> None:
-    """There may be room for instances without a place."""
+    """Try instances without a place again."""
     turn.has_room = False
     for instance in _unplaced_in_order(turn):
         turn.touched.add(instance.id)
@@ -185,7 +199,7 @@ def retry_unplaced(turn: Transition) -> None:
 
 
 def _unplaced_in_order(turn: Transition) -> list[Instance]:
-    """By priority, then those of deployments with the fewest placed instances, then those that wait longest."""
+    """Unplaced instances by priority, then by the fewest placed instances of their deployment, then by waiting time."""
     instances = turn.state.instances.values()
     unplaced = [one for one in instances if one.unplaced and one.phase is Phase.BACKING_OFF]
     unplaced.sort(key=lambda one: one.unplaced_since or 0.0)
@@ -224,7 +238,7 @@ def admit(turn: Transition, instance: Instance) -> None:
         instance.start_up_s = turn.now - instance.launched_at
     instance.probed_at, instance.failed_starts, instance.has_served = turn.now, 0, True
     if instance.endpoint is not None and not instance.doubted:
-        instance.failures = 0  # while it started, backoff only spared it probes
+        instance.failures = 0  # during the start, the backoff only delayed probes
     turn.publish(instance)
 
 
@@ -262,7 +276,7 @@ def renew(turn: Transition, instance: Instance, spec: DesiredDeployment, why: Re
 def doubt(turn: Transition, instance: Instance, why: Reason) -> None:
     """Send it no new requests until a readiness probe succeeds."""
     turn.enter(instance, Phase.UNHEALTHY)
-    instance.reason, instance.doubted = why, True
+    instance.reason = why
     turn.publish(instance)
     probe(turn, instance)
 
@@ -305,7 +319,7 @@ def _enter_ejected(turn: Transition, instance: Instance, why: Reason, for_s: flo
 
 
 def stay_ejected(turn: Transition, instance: Instance, probe_error: str) -> None:
-    """A probe at the end of its ejection has failed: it does not come back, and is given up after some of them."""
+    """A probe at the end of its ejection has failed: it stays out, and is given up after several such probes."""
     before = instance.reason
     while before is not None and before.code in ("ejected", "requests-and-probe-failed"):
         before = before.facts["why" if before.code == "ejected" else "before"]
@@ -319,7 +333,7 @@ def stay_ejected(turn: Transition, instance: Instance, probe_error: str) -> None
 
 
 def recall_ejected(turn: Transition) -> None:
-    """Probe ejected instances now, once, where no other is ready: a doubtful instance is better than none."""
+    """Probe ejected instances now, once, if no other is ready: a doubtful instance is better than none."""
     instances = turn.state.instances.values()
     ready = {one.deployment for one in instances if one.phase is Phase.READY}
     for instance in instances:
@@ -344,8 +358,7 @@ def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = F
 
 
 def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | None = None) -> None:
-    """Its process has ended, or could not be started. `final`: why it is of no use to start it again, if it was
-    starting."""
+    """Its process has ended, or could not be started. `final`: why no other start helps, if it was starting."""
     instance.process = None
     turn.release(instance)
     if instance.leaving:
@@ -354,7 +367,7 @@ def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | Non
     elif instance.renewing:
         launch(turn, instance)
     else:
-        if instance.phase is not Phase.STOPPING:  # else the reason for stopping it says more
+        if instance.phase is not Phase.STOPPING:  # otherwise the reason for stopping it says more
             instance.final = final is not None and instance.phase is Phase.STARTING
             turn.fail(instance, final if final is not None and instance.final else why)
         turn.enter(instance, Phase.BACKING_OFF)
@@ -362,7 +375,7 @@ def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | Non
 
 
 def hinder(turn: Transition, instance: Instance, why: Reason) -> None:
-    """The runtime had not the means to start it, which is no failure of its own: it is tried again soon."""
+    """The runtime lacked the means to start it. That is not its own failure, so it is tried again soon."""
     turn.release(instance)
     instance.hindered, instance.reason = True, why
     turn.enter(instance, Phase.BACKING_OFF)
@@ -423,7 +436,7 @@ def drain(turn: Transition, instance: Instance) -> None:
 
 
 def hurry(turn: Transition, instance: Instance) -> None:
-    """Its place is needed: the drain timeout holds from now on."""
+    """Its place is needed: the drain timeout applies from now on."""
     if instance.in_no_hurry:
         instance.in_no_hurry = False
         turn.touched.add(instance.id)

@@ -1,4 +1,4 @@
-"""What Pointsman must know about a kind of model server: how to start it, probe it and read its metrics.
+"""What Pointsman must know about each kind of model server: how to start it, probe it and read its metrics.
 
 An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it returns
 commands and requests, and parses text; a runtime does the rest.
@@ -7,15 +7,15 @@ commands and requests, and parses text; a runtime does the rest.
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from pointsman.engines.options import Options
 from pointsman.engines.prometheus import Samples
 from pointsman.errors import shown
-from pointsman.placement.asks import EngineAbility, Place
+from pointsman.placement.asks import EngineAbility, EngineDemand, Place
 from pointsman.reasons import Reason
 from pointsman.render.text import one_line
 from pointsman.routing.endpoints import Metrics
@@ -36,12 +36,12 @@ class LaunchSpec(msgspec.Struct, frozen=True):
     """Added to the environment of the plane; None removes a variable."""
 
 
-# Servers that end before they are ready
+# Servers that exit before they are ready
 
 CANNOT_START = 78
 """The exit code, EX_CONFIG of sysexits.h, by which a server says that it cannot start as it is configured."""
 NOT_FOUND = (126, 127)
-"""Exit codes of shells: a command cannot be run, or is not there."""
+"""Exit codes of shells: a command cannot be run, or does not exist."""
 USAGE = 2
 """The exit code of programs that were given wrong options. Go programs that panic have the same."""
 _NO_MODULE = re.compile(
@@ -49,7 +49,7 @@ _NO_MODULE = re.compile(
 )
 _IN_USE = "address already in use"
 PORT_LINES = 20
-"""Among the last of these a server says that an address is in use: some go on without, for a while."""
+"""Number of last lines that are searched for an address in use: some servers go on for a while without it."""
 _NO_MODEL = "is not a local folder and is not a valid model identifier"
 
 
@@ -58,9 +58,9 @@ class ProcessEnd(msgspec.Struct, frozen=True):
 
     code: int
     lines: Sequence[str]
-    """The last ones that it wrote, without empty ones."""
+    """The last lines that it wrote, without empty ones."""
     port_is_free: bool
-    """The port that it was given is not in use: what it could not bind is another one."""
+    """The port that it was given is free, so it failed to bind another one."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,13 @@ class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     """None: not configured."""
     concurrency: int = 1
+    kv_dtype: str = "auto"
+    batch_tokens: int | None = None
+    max_sequences: int | None = None
+    quantization: str = ""
+    """How weights are quantised when they are loaded; empty: as they are in the files."""
+    draft: str = ""
+    """The files of its draft model; empty: it has none."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
@@ -83,8 +90,8 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     """JSON."""
 
     def failure(self, status: int, body: bytes, *, is_work: bool) -> str:
-        """What is wrong with an answer, with what was asked and what the server says; empty if nothing is. `is_work`:
-        it must be a JSON object."""
+        """What is wrong with an answer, including the request and what the server says; empty if nothing is. With
+        `is_work`, it must be a JSON object."""
         if 200 <= status < 300 and not (is_work and not isinstance(_decoded(body), dict)):
             return ""
         asked, model = _decoded(self.body), ""
@@ -105,7 +112,7 @@ _ADVICE = {401: _KEY, 403: _KEY, 404: "; if it serves the model by another name,
 
 
 def _said(body: bytes) -> str:
-    """What a server says about an error: the message, if it is in the form of an API that we know; else all of it."""
+    """What a server says about an error: the message, if it has the form of a known API; else the whole text."""
     told = _decoded(body)
     for name in ("error", "detail", "message") if isinstance(told, dict) else ():
         found = told.get(name)
@@ -116,7 +123,7 @@ def _said(body: bytes) -> str:
 
 
 def _decoded(body: bytes) -> Any:
-    """JSON as data; None if it is none."""
+    """Data from JSON; None if it is not JSON."""
     try:
         return msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -131,14 +138,14 @@ class Engine(ABC):
     serves_messages: bool = False
     """It has Anthropic's API at /v1/messages; an instance that turns out to lack it gets requests in translation."""
     key_variable: ClassVar[str | None] = None
-    """The environment variable by which it gets the API key that it asks for; empty: the command sees to that; None:
-    it cannot be started with one."""
+    """The environment variable in which it gets the API key that it asks clients for; empty: its command passes the key
+    itself; None: it cannot be started with one."""
     remedy: str = "install what it needs"
     """What to do if its program, or a package that it needs, is missing."""
     launchable: ClassVar[bool] = True
     """False: only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")
-    """Answered as long as the server is alive, even under load."""
+    """Answered while the server is alive, even under load."""
     metrics_path: str = "/metrics"
     """Empty if it has no metrics."""
     work: Work = "completions"
@@ -147,9 +154,13 @@ class Engine(ABC):
     """How it can use GPUs and workers."""
     weights: WeightFiles | None = None
     """The files that it loads, to estimate its memory; None: not known."""
+    demand: EngineDemand = EngineDemand()
+    """What its parameters fix of its places."""
 
+    short_options: Mapping[str, str] = MappingProxyType({})
+    """Other forms of its options, and the names that they stand for."""
     longest_answer: int | None = None
-    """Tokens that it writes at most if a request sets no limit, by its parameters; None: not known."""
+    """Maximum tokens of an answer if a request sets no limit, by its parameters; None: not known."""
 
     @classmethod
     def of_endpoint(cls) -> "Engine":
@@ -180,16 +191,21 @@ class Engine(ABC):
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         """The same process on the GPUs of a place, split as the place says."""
-        gpus = ",".join(str(index) for _, index in place.gpus)
+        here = place.workers[:1]  # its process is on the first worker
+        gpus = ",".join(str(index) for worker, index in place.gpus if worker in here)
         visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of the driver
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
     def _with_options(self, launch: LaunchSpec, **options: object) -> LaunchSpec:
         """Adds command-line options that are not given already; those with None are left out."""
-        named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
-        given = {word.partition("=")[0] for word in launch.argv}
-        words = [word for name, value in named.items() if name not in given for word in (name, str(value))]
+        words = self._words_of(options, launch.argv)
         return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
+
+    def _words_of(self, options: Mapping[str, object], beside: Sequence[str]) -> list[str]:
+        """Options as words, without those that are None or that are there already."""
+        named = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+        there = Options(beside, self.short_options)
+        return [word for name, value in named.items() if name not in there for word in (f"--{name}", str(value))]
 
     def readiness(self, model: str) -> ProbeRequest:
         """A small real request: a server may be healthy and crash on its first token."""
@@ -201,20 +217,13 @@ class Engine(ABC):
         return _post("/v1/completions", model=model, prompt="Hello", max_tokens=1, temperature=0)
 
     def metrics(self, samples: Samples) -> Metrics | None:
-        """Its load, from /metrics; None if it has none that we can read."""
+        """Its load, from /metrics; None if there are no metrics that we can read."""
         return None
 
     @property
     def slots(self) -> int | None:
         """The number of requests that it runs concurrently; None: not known."""
         return None
-
-
-def whole_option(args: Sequence[str], name: str) -> int | None:
-    """The value of an option of a command line, as NAME VALUE or NAME=VALUE; None if it is absent or not a number."""
-    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{name}=") else (arg,))]
-    values = [value for option, value in pairwise(words) if option == name]
-    return int(values[-1]) if values and values[-1].isdecimal() else None
 
 
 def _post(path: str, **body: object) -> ProbeRequest:

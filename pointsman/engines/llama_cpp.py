@@ -1,17 +1,22 @@
 """llama.cpp: its HTTP server, run by `pointsman.engines.llama_cpp_server`."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from pointsman.engines.base import BYTECODE, Engine, LaunchSpec, WeightFiles
+from pointsman.engines.options import split_shares
 from pointsman.engines.prometheus import Samples
+from pointsman.errors import ConfigError
 from pointsman.parameters import Count, ExistingFile
-from pointsman.placement.asks import EngineAbility, Place
+from pointsman.placement.asks import EngineAbility, EngineDemand, Place
 from pointsman.routing.endpoints import Metrics
 
+_PLACED = ("n_gpu_layers", "tensor_split")
+KV_TYPES = {0: "f32", 1: "auto", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+"""Data types of the KV cache by their number in ggml."""
 ALL_LAYERS = 999
 """More than any model has: llama.cpp then puts all layers on the GPU."""
 
@@ -27,6 +32,7 @@ class LlamaCpp(Engine):
         vendors=frozenset({"nvidia", "amd", "apple", "intel"}),
         needs_gpu=False,
         tensor_parallel=False,
+        layer_split=True,
         distributed=False,
         partial_offload=True,
     )
@@ -42,6 +48,8 @@ class LlamaCpp(Engine):
         prompt_cache_mib: Annotated[int, msgspec.Meta(ge=0)] = 256,
         embeddings: bool = False,
         pooling: Literal["model", "mean", "cls", "last"] = "model",
+        gpu_layers: Annotated[int, msgspec.Meta(ge=-1)] | None = None,
+        tensor_split: Sequence[float] = (),
         extra: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -55,11 +63,27 @@ class LlamaCpp(Engine):
         }
         self._pooling = pooling
         self._extra = dict(extra or {})
+        told = {"n_gpu_layers": gpu_layers, "tensor_split": list(tensor_split) or None}
+        told |= {"n_ctx": context_tokens * slots, "n_parallel": slots}
+        for name, value in told.items():
+            given = self._extra.get(name, value)
+            if value is not None and given != value:
+                why = f"extra sets {name} to {given}, which is {value} by the other parameters; keep one of them"
+                raise ConfigError([why])
+            self._extra |= {name: value} if value is not None and name in _PLACED else {}
         self._env = dict(env or {})
         self._slots: int | None = slots
         self.longest_answer = context_tokens
         self.work = "embeddings" if embeddings else "completions"
-        self.weights = WeightFiles(path=model, estimated_as="llama.cpp", context=context_tokens, concurrency=slots)
+        self.weights = WeightFiles(
+            path=model,
+            estimated_as="llama.cpp",
+            context=context_tokens,
+            concurrency=slots,
+            kv_dtype=KV_TYPES.get(self._extra.get("cache_type_k", 1), "auto"),
+            batch_tokens=batch_tokens,
+        )
+        self.demand = layer_demand(self._extra.get("n_gpu_layers"), self._extra.get("tensor_split") or ())
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -80,8 +104,12 @@ class LlamaCpp(Engine):
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         layers = place.gpu_layers if place.gpu_layers is not None else ALL_LAYERS
-        launch = super().placed(launch, place)
-        return msgspec.structs.replace(launch, argv=(*launch.argv, "--set", f"n_gpu_layers={layers}"))
+        launch, told = super().placed(launch, place), {"n_gpu_layers": layers}
+        split = tensor_split_of(place)
+        settings: dict[str, Any] = told | ({"tensor_split": split} if split else {})
+        words = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in settings.items()]
+        added = [word for word in words if word.partition("=")[0] not in self._extra]
+        return msgspec.structs.replace(launch, argv=(*launch.argv, *(one for word in added for one in ("--set", word))))
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return llama_cpp_metrics(samples, self._slots)
@@ -89,6 +117,23 @@ class LlamaCpp(Engine):
     @property
     def slots(self) -> int | None:
         return self._slots
+
+
+def layer_demand(gpu_layers: object, split: str | Sequence[float]) -> EngineDemand:
+    """What a number of GPU layers and a tensor split fix. -1, and more layers than any model has, mean all of them."""
+    told = gpu_layers if isinstance(gpu_layers, int) else None
+    layers = ALL_LAYERS if told is not None and told < 0 else told
+    shares = split_shares(split) if split else ()
+    return EngineDemand(gpu_layers=layers, stage_shares=tuple(share for share in shares if share))
+
+
+def tensor_split_of(place: Place) -> list[int]:
+    """Shares by which llama.cpp gives each GPU the layers that the place says; empty for one GPU.
+
+    It counts the output as one more layer, on the last GPU, if all layers are on GPUs.
+    """
+    *others, last = place.stage_layers or (0,)
+    return [*others, last + (place.gpu_layers is None)] if others else []
 
 
 def llama_cpp_metrics(samples: Samples, slots: int | None) -> Metrics | None:

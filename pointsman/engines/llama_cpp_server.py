@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # No Python runs while weights are loaded, so until then signals keep their default and end the process.
         server = xllamacpp.Server(parameters)
     except RuntimeError:
-        time.sleep(0.2)  # a thread writes its log; the last line must be ours
+        time.sleep(0.2)  # a thread of llama.cpp writes its log, and the last line must be ours
         check_whole(weights)
         fail(f"llama.cpp cannot serve {weights}; it says why in the lines above", code=1)
     signal.signal(signal.SIGTERM, leave)
@@ -127,7 +127,7 @@ def weights_file(model: str) -> Path:
 
 
 def check_whole(weights: Path) -> None:
-    """Fail for good if the file is broken or truncated; else there may only be too little memory now."""
+    """Fail for good if the file is broken or truncated; otherwise there may only be too little memory now."""
     from pointsman.placement.estimate.gguf import read_gguf  # only needed here
     from pointsman.placement.estimate.reading import UnreadableModel
 
@@ -175,7 +175,7 @@ def leave(*_: object) -> None:
 
 
 def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
-    """Print why, and exit before another thread can print more. `code`: by default, no further try can succeed."""
+    """Print why, and exit before another thread can print more. The default `code`: no further try can succeed."""
     print(f"llama.cpp cannot start: {why}", file=sys.stderr, flush=True)
     os._exit(code)
 

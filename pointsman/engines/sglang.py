@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles, whole_option
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
+from pointsman.engines.options import Options
 from pointsman.engines.prometheus import Samples, share, whole
-from pointsman.parameters import Count, FileOrName
-from pointsman.placement.asks import EngineAbility, Place
+from pointsman.parameters import Count, FileOrName, Share
+from pointsman.placement.asks import EngineAbility, EngineDemand, Place
 from pointsman.routing.endpoints import Metrics
 
 
@@ -15,6 +17,10 @@ class Sglang(Engine):
 
     name = "sglang"
     ability = EngineAbility(name="sglang")
+    short_options = MappingProxyType(
+        {"tensor-parallel-size": "tp-size", "pipeline-parallel-size": "pp-size", "data-parallel-size": "dp-size"}
+        | {"tp": "tp-size", "pp": "pp-size", "dp": "dp-size"}
+    )
 
     def __init__(
         self,
@@ -22,7 +28,13 @@ class Sglang(Engine):
         *,
         args: Sequence[str] = (),
         python: str = "",
-        tensor_parallel_size: Count = 1,
+        tensor_parallel_size: Count | None = None,
+        pipeline_parallel_size: Count | None = None,
+        data_parallel_size: Count | None = None,
+        mem_fraction_static: Share | None = None,
+        context_length: Count | None = None,
+        kv_cache_dtype: str | None = None,
+        quantization: str | None = None,
         max_running_requests: Count | None = None,
         embeddings: bool = False,
         env: Mapping[str, str] | None = None,
@@ -31,13 +43,38 @@ class Sglang(Engine):
         self._args = tuple(args)
         self._python = python or sys.executable
         self.remedy = f"run: {self._python} -m pip install sglang; or set python of the engine to one that has it"
-        self._tensor_parallel_size = tensor_parallel_size
-        self._max_running_requests = max_running_requests
+        self._given = {
+            "tp_size": tensor_parallel_size,
+            "pp_size": pipeline_parallel_size,
+            "dp_size": data_parallel_size,
+            "mem_fraction_static": mem_fraction_static,
+            "context_length": context_length,
+            "max_running_requests": max_running_requests,
+            "kv_cache_dtype": kv_cache_dtype,
+            "quantization": quantization,
+        }
+        options = Options(self._args, self.short_options)
+        told = {name: options.agreed(name, value, name.replace("_", "-")) for name, value in self._given.items()}
+        self._max_running_requests: int | None = told["max_running_requests"]
         self._env = dict(env or {})
-        self.longest_answer = whole_option(self._args, "--context-length")
+        self.longest_answer = told["context_length"]
         self.work = "embeddings" if embeddings else "completions"
         self.weights = WeightFiles(
-            path=model, estimated_as="vllm", concurrency=max_running_requests or DEFAULT_CONCURRENCY
+            path=model,
+            estimated_as="vllm",
+            context=told["context_length"],
+            concurrency=self._max_running_requests or DEFAULT_CONCURRENCY,
+            kv_dtype=told["kv_cache_dtype"] or "auto",
+            max_sequences=self._max_running_requests,
+            quantization=told["quantization"] or "",
+            draft=options.text("speculative-draft-model-path") or "",
+        )
+        self.demand = EngineDemand(
+            tensor_parallel_size=told["tp_size"],
+            pipeline_parallel_size=told["pp_size"],
+            data_parallel_size=1 if "enable-dp-attention" in options else told["dp_size"] or 1,
+            gpu_utilization=told["mem_fraction_static"],
+            host_bytes_per_gpu=int((options.number("hicache-size") or 0.0) * 10**9),
         )
 
     @classmethod
@@ -47,10 +84,7 @@ class Sglang(Engine):
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [self._python, "-m", "sglang.launch_server", "--model-path", self._model, "--served-model-name", model]
         argv += ["--host", host, "--port", str(port), "--enable-metrics"]
-        if self._tensor_parallel_size > 1:
-            argv += ["--tp-size", str(self._tensor_parallel_size)]
-        if self._max_running_requests is not None:
-            argv += ["--max-running-requests", str(self._max_running_requests)]
+        argv += self._words_of(self._given, self._args)
         if self.work == "embeddings":
             argv += ["--is-embedding"]
         return LaunchSpec((*argv, *self._args), {**BYTECODE, **self._env})

@@ -1,13 +1,85 @@
 """vLLM: `vllm serve`, or its module with a given Python."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles, whole_option
+import msgspec
+
+from pointsman.engines.base import BYTECODE, DEFAULT_CONCURRENCY, Engine, LaunchSpec, WeightFiles
+from pointsman.engines.options import Options
 from pointsman.engines.prometheus import Samples, share, whole
 from pointsman.errors import ConfigError
-from pointsman.parameters import Count, FileOrName
-from pointsman.placement.asks import EngineAbility, Place
+from pointsman.parameters import Amount, Count, FileOrName, Share
+from pointsman.placement.asks import EngineAbility, EngineDemand, Place
 from pointsman.routing.endpoints import Metrics
+
+PARTITION = "VLLM_PP_LAYER_PARTITION"
+"""The environment variable with the layers of each pipeline stage."""
+SHORT = MappingProxyType(
+    {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-q": "quantization"}
+)
+GIB = 1 << 30
+
+
+class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What vLLM is told that placement must know, by a parameter or by an option."""
+
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    swap_space: float | None = None
+    kv_offloading_size: float | None = None
+    draft: str = ""
+
+    @classmethod
+    def read(cls, options: Options, **given: Any) -> "VllmSettings":
+        """Raises ConfigError where a parameter and an option differ."""
+        kinds = {field.name: field.type for field in msgspec.structs.fields(cls) if field.name != "draft"}
+        settled = {name: options.agreed(name, given.get(name), name.replace("_", "-")) for name in kinds}
+        speculative = options.json("speculative-config")
+        draft = speculative.get("model") or options.text("speculative-model") or ""
+        unread = [name for name, value in settled.items() if not _is_of(value, kinds[name])]
+        settled |= dict.fromkeys(unread)  # such as --max-model-len auto: left to vLLM
+        return cls(**settled, draft=draft if isinstance(draft, str) else "")
+
+    def demand(self, stage_layers: tuple[int, ...] = ()) -> EngineDemand:
+        return EngineDemand(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size or 1,
+            stage_layers=stage_layers,
+            gpu_utilization=self.gpu_memory_utilization,
+            host_bytes=int((self.kv_offloading_size or 0.0) * GIB),
+            host_bytes_per_gpu=int((self.swap_space or 0.0) * GIB),
+        )
+
+    def weights(self, model: str) -> WeightFiles:
+        return WeightFiles(
+            path=model,
+            estimated_as="vllm",
+            context=self.max_model_len,
+            concurrency=self.max_num_seqs or DEFAULT_CONCURRENCY,
+            kv_dtype=self.kv_cache_dtype or "auto",
+            batch_tokens=self.max_num_batched_tokens,
+            max_sequences=self.max_num_seqs,
+            quantization=self.quantization or "",
+            draft=self.draft,
+        )
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if value is None:
+        return True
+    if kind == int | None:
+        return isinstance(value, int) and value > 0
+    return isinstance(value, int | float) and value >= 0 if kind == float | None else isinstance(value, str)
 
 
 class Vllm(Engine):
@@ -17,6 +89,7 @@ class Vllm(Engine):
     serves_messages = True
     key_variable = "VLLM_API_KEY"
     ability = EngineAbility(name="vllm")
+    short_options = SHORT
 
     def __init__(
         self,
@@ -25,8 +98,16 @@ class Vllm(Engine):
         args: Sequence[str] = (),
         executable: str = "",
         python: str = "",
-        tensor_parallel_size: Count = 1,
+        tensor_parallel_size: Count | None = None,
+        pipeline_parallel_size: Count | None = None,
+        data_parallel_size: Count | None = None,
+        gpu_memory_utilization: Share | None = None,
+        max_model_len: Count | None = None,
         max_num_seqs: Count | None = None,
+        max_num_batched_tokens: Count | None = None,
+        kv_cache_dtype: str | None = None,
+        quantization: str | None = None,
+        swap_space: Amount | None = None,
         embeddings: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -37,12 +118,25 @@ class Vllm(Engine):
         pip = f"{python} -m pip" if python else "pip"
         self.remedy = f"run: {pip} install vllm; or set executable or python of the engine to one that has it"
         self._args = tuple(args)
-        self._tensor_parallel_size = tensor_parallel_size
-        self._max_num_seqs = max_num_seqs
+        self._given = {
+            "tensor_parallel_size": tensor_parallel_size,
+            "pipeline_parallel_size": pipeline_parallel_size,
+            "data_parallel_size": data_parallel_size,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "kv_cache_dtype": kv_cache_dtype,
+            "quantization": quantization,
+            "swap_space": swap_space,
+        }
         self._env = dict(env or {})
-        self.longest_answer = whole_option(self._args, "--max-model-len")
+        settings = VllmSettings.read(Options(self._args, SHORT), **self._given)
+        self._max_num_seqs = settings.max_num_seqs
+        self.longest_answer = settings.max_model_len
         self.work = "embeddings" if embeddings else "completions"
-        self.weights = WeightFiles(path=model, estimated_as="vllm", concurrency=max_num_seqs or DEFAULT_CONCURRENCY)
+        self.weights = settings.weights(model)
+        self.demand = settings.demand(_partition(self._env.get(PARTITION, "")))
 
     @classmethod
     def of_endpoint(cls) -> Engine:
@@ -50,21 +144,22 @@ class Vllm(Engine):
 
     def launch(self, model: str, host: str, port: int) -> LaunchSpec:
         argv = [*self._start, "--served-model-name", model, "--host", host, "--port", str(port)]
-        if self._tensor_parallel_size > 1:
-            argv += ["--tensor-parallel-size", str(self._tensor_parallel_size)]
-        if self._max_num_seqs is not None:
-            argv += ["--max-num-seqs", str(self._max_num_seqs)]
-        return LaunchSpec((*argv, *self._args), {**BYTECODE, **self._env})
+        given = self._words_of(self._given, self._args)
+        return LaunchSpec((*argv, *given, *self._args), {**BYTECODE, **self._env})
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         share = place.largest_gpu_share  # its default is 90 % of the GPU, whatever it needs
-        return self._with_options(
+        launch = self._with_options(
             super().placed(launch, place),
             tensor_parallel_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
             pipeline_parallel_size=place.pipeline_parallel_size if place.pipeline_parallel_size > 1 else None,
             gpu_memory_utilization=None if share is None else f"{share:.3f}",
             max_model_len=place.context or None,
         )
+        if len(set(place.stage_layers)) < 2:
+            return launch
+        layers = ",".join(map(str, place.stage_layers))  # by itself it divides them evenly
+        return msgspec.structs.replace(launch, env={PARTITION: layers, **launch.env})
 
     def metrics(self, samples: Samples) -> Metrics | None:
         return vllm_metrics(samples)
@@ -95,6 +190,13 @@ def vllm_metrics(samples: Samples) -> Metrics | None:
         block_size=whole(caches[0].get("block_size")) if caches else 0,
         num_blocks=sum(whole(cache.get("num_gpu_blocks")) for cache in caches),
     )
+
+
+def _partition(written: str) -> tuple[int, ...]:
+    words = [word.strip() for word in written.split(",") if word.strip()]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError([f"{PARTITION} lists the layers of each stage, such as 20,12; found {written}"])
+    return tuple(map(int, words))
 
 
 def _names(listed: str) -> frozenset[str]:

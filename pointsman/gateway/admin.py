@@ -27,25 +27,37 @@ from pointsman.gateway.lookup import AdminCall, AskGateways, NotFound, RequestAd
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.recording import RecordingAdmin
+from pointsman.gateway.shadows import ShadowAdmin
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
+from pointsman.reasons import Reason
 from pointsman.render.text import one_line
+from pointsman.runtimes.event_log import KEPT
 from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
+HARMLESS = (("POST", "plan"), ("POST", "recording"))
+"""These change nothing."""
 MAX_OVERRIDE_S = 366 * 86400.0
 """Longest time limit of a scaling override."""
 MAX_AUTHOR = 100
-"""Characters of the author of an override."""
+"""Characters of the name of an operator."""
+AUTHOR = b"x-pointsman-author"
+"""The header in which operators name themselves."""
 UNNAMED = "the admin API"
-"""The author, if the request names none."""
+ON_THIS_MACHINE = "this machine"
+"""Operators that do not name themselves, with the admin key, and on the local listener."""
+MAX_OPERATION = 200
+MAX_WAIT_S = 60
+"""How long a request may wait for events."""
 
 
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
 
 
 def changes_body(changes: Changes) -> dict[str, Any]:
-    """`destructive`: what is, in words; `confirmation` then confirms exactly this."""
+    """`destructive` says in words what is destructive; `confirmation` then confirms exactly these changes."""
     told = {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
     asked = {"destructive": list(changes.dangers), "confirmation": changes.confirmation}
     return told | (asked if changes.dangers else {})
@@ -55,7 +67,7 @@ class DocumentRequest(ManifestText, frozen=True):
     """A document to put in force."""
 
     confirmation: str = ""
-    """Of a destructive change."""
+    """Confirms a destructive change."""
 
     @property
     def document(self) -> ManifestText:
@@ -63,15 +75,15 @@ class DocumentRequest(ManifestText, frozen=True):
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """To an earlier version."""
+    """Return to an earlier version."""
 
     generation: int | None = None
-    """Of the manifest; None: the one before that in force. Applications have none."""
+    """Generation of the manifest; None: the previous one. Applications have none."""
     confirmation: str = ""
 
 
 class DocumentAdmin:
-    """Manifests are planned and applied; `/admin/v1/applications`: deployed, shown, rolled back and deleted."""
+    """Plans and applies manifests; `/admin/v1/applications` deploys, shows, rolls back and deletes applications."""
 
     def __init__(self, plane: Operations, status: Callable[[], dict[str, Any]]) -> None:
         self._plane = plane
@@ -126,6 +138,40 @@ class DocumentAdmin:
         return changes_body(await self._plane.documents.delete(call.parts[1]))
 
 
+class EventAdmin:
+    """`/admin/v1/events`: what has changed, and what operators asked for."""
+
+    def __init__(self, plane: Operations) -> None:
+        self._plane = plane
+
+    async def read(self, call: AdminCall) -> dict[str, Any]:
+        """The newest events after a number. With `wait`, once there is one, or after so many seconds."""
+        after = number_in(call.query, "after", 0)
+        limit = min(number_in(call.query, "limit", 100), KEPT)
+        wait_s, deployment = min(number_in(call.query, "wait", 0), MAX_WAIT_S), call.query.get("deployment", "")
+        events = self._plane.events
+        found = events.since(after, limit, deployment)
+        if not found and wait_s:
+            changed = asyncio.Event()
+            events.followers.append(changed.set)
+            try:
+                async with asyncio.timeout(wait_s):
+                    while not found:
+                        await changed.wait()
+                        changed.clear()
+                        found = events.since(after, limit, deployment)
+            except TimeoutError:
+                pass
+            finally:
+                events.followers.remove(changed.set)
+        return {"events": found}
+
+    def note(self, method: str, call: AdminCall, status: int) -> None:
+        """An operator has asked for a change: what, and how it was answered."""
+        operation = " ".join([method, *call.parts])[:MAX_OPERATION]
+        self._plane.events.note("", Reason("operation", {"operation": operation, "status": status}), call.by)
+
+
 class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of replicas to hold, whatever the policy decides."""
 
@@ -133,7 +179,8 @@ class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None: the policy decides again."""
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """None: until further notice."""
-    by: str = UNNAMED
+    by: str = ""
+    """Empty: the operator who asks."""
 
 
 class DeploymentAdmin:
@@ -155,7 +202,7 @@ class DeploymentAdmin:
                 f"for_s may be at most a year, which is {MAX_OVERRIDE_S:.0f}, found {wanted.for_s:.10g}; "
                 "leave it out to hold the number until further notice"
             )
-        by = one_line(wanted.by, MAX_AUTHOR) or UNNAMED
+        by = one_line(wanted.by, MAX_AUTHOR) or call.by
         self._plane.scaling.scale(call.parts[1], wanted.replicas, wanted.for_s, by)
         return self._plane.scaling.status(call.parts[1])
 
@@ -171,8 +218,12 @@ class Admin:
         stop: Callable[[], None],
         applications: Applications | None = None,
         ask: AskGateways | None = None,
+        shadows: ShadowAdmin | None = None,
+        recording: RecordingAdmin | None = None,
     ) -> None:
-        """`status`: of plane and gateway. `stop` stops both. `ask`: asks gateways in other processes."""
+        """`status` is that of plane and gateway, `stop` stops both, `ask` asks gateways in other processes."""
+        self._shadows = shadows
+        self._recording = recording
         self._gateway = gateway
         self._plane = plane
         self._stop = stop
@@ -181,6 +232,7 @@ class Admin:
         self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
         self._documents = DocumentAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
+        self._events = EventAdmin(plane)
         self._requests = RequestAdmin(gateway, status, applications, ask)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.pages.trees[PREFIX] = GatewayPage(self.serve, self._check)
@@ -193,7 +245,9 @@ class Admin:
     def serve(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
-        call = AdminCall(parts, query, bytes(request.body))
+        author = request.headers.get(AUTHOR, b"").decode("latin-1")
+        by = one_line(author, MAX_AUTHOR) or (ON_THIS_MACHINE if client.is_local else UNNAMED)
+        call = AdminCall(parts, query, bytes(request.body), by)
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         handler = self.handler(method, parts)
         if handler is None:
@@ -201,12 +255,12 @@ class Admin:
             return
         running = PendingAnswer(client)
         client.serving = running
-        task = self._gateway.loop.create_task(self._answer(running, handler(call), reads=method == "GET"))
+        task = self._gateway.loop.create_task(self._answer(running, handler(call), method, call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def handler(self, method: str, parts: list[str]) -> Handler | None:
-        """What answers a method at a path below the prefix; None if nothing does."""
+        """The handler of a method at a path below the prefix; None if there is none."""
         match method, parts:
             case "GET", ["status"]:
                 return self._get_status
@@ -216,6 +270,8 @@ class Admin:
                 return self._documents.plan
             case "POST", ["apply"]:
                 return self._documents.apply
+            case "GET", ["events"]:
+                return self._events.read
             case "GET", ["history"]:
                 return self._documents.history
             case "POST", ["rollback"]:
@@ -240,6 +296,18 @@ class Admin:
                 return self._deployments.load
             case "POST", ["deployments", _, "scale"]:
                 return self._deployments.scale
+            case "POST", ["recording"] if self._recording is not None:
+                return self._recording.read
+            case "GET", ["shadow"] if self._shadows is not None:
+                return self._shadows.shadow
+            case "GET", ["promotions"] if self._shadows is not None:
+                return self._shadows.promotions
+            case "POST", ["promotions"] if self._shadows is not None:
+                return self._shadows.promote
+            case "GET", ["promotions", _] if self._shadows is not None:
+                return self._shadows.promotion
+            case "DELETE", ["promotions", _] if self._shadows is not None:
+                return self._shadows.stop
             case "GET", ["instances", _, "logs"]:
                 return self._logs
             case "POST", ["instances", _, "drain"]:
@@ -248,8 +316,8 @@ class Admin:
                 return self._down
         return None
 
-    async def _answer(self, running: PendingAnswer, work: Awaitable[Any], *, reads: bool) -> None:
-        """`reads`: it changes nothing; whatever may have been changed shows in the next status."""
+    async def _answer(self, running: PendingAnswer, work: Awaitable[Any], method: str, call: AdminCall) -> None:
+        """Whatever may have been changed shows in the next status, and among the events."""
         try:
             answer = await self._named(work)
             status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
@@ -273,14 +341,16 @@ class Admin:
         except Exception as error:
             what = f"this failed inside the plane ({type(error).__name__}: {error}); it may be a bug, please report it"
             status, body = 500, error_body(what, error_kind(500))
-        if not reads:
+        if method != "GET":
             self._status_page.forget()
             self._fleet_page.forget()
+            if (method, call.parts[-1]) not in HARMLESS:
+                self._events.note(method, call, status)
         if running.client is not None:
             running.client.answer(status, body)
 
     async def _named(self, work: Awaitable[Any]) -> Any:
-        """The answer. An unknown name that is the name of something else is told as such."""
+        """The answer. If an unknown name belongs to something else, the error says so."""
         try:
             return await work
         except UnknownName as error:

@@ -1,6 +1,6 @@
-"""Admission: whose key a request has, how much that tenant may send, and what its requests may cost.
+"""Admission: which tenant's key a request has, how much the tenant may send, and what its requests may cost.
 
-Enters: requests of models and of pipelines alike. Leaves: the same requests, bounded and counted, or `NotAdmitted`.
+Enters: requests to models and to pipelines. Leaves: the same requests, bounded and counted, or `NotAdmitted`.
 """
 
 import secrets
@@ -37,7 +37,7 @@ class NotAdmitted(PointsmanError):
         lines: bytes = b"",
         tenant: str = "",
     ) -> None:
-        """`lines`: more header lines of the answer, each with its end. `tenant`: whose request it is, if known."""
+        """`lines`: more header lines of the answer, each with its line end. `tenant`: the sender, if known."""
         self.tenant = tenant
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
         self.lines = lines if retry_after_s is None else b"%bretry-after: %d\r\n" % (lines, retry_after_s)
@@ -58,7 +58,7 @@ class Keys:
         self.required = bool(keys)
 
     def tenant_named(self, name: str) -> Tenant | None:
-        """The tenant that a request was admitted for; None if no keys are required: then names are the clients' own."""
+        """The tenant that a request was admitted for; None without keys, because then clients choose names."""
         return self.tenants.get(name) if self.required else None
 
     def tenant_of(self, request: HttpRequest, client: "GatewayConnection | None") -> Tenant | None:
@@ -73,7 +73,7 @@ class Keys:
         return tenant
 
     def opens_admin(self, request: HttpRequest) -> bool:
-        """Whether it has the key of the admin API; False if none is configured."""
+        """Whether a request has the key of the admin API; False if none is configured."""
         digest = sha256(_credentials(request)).digest()
         return bool(self._admin) and compare_digest(digest, self._admin)
 
@@ -107,10 +107,10 @@ class Admission:
     def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
         self.usage = UsageBook()
         self.tenants: Callable[[Sequence[TenantSpec]], dict[str, Tenant]] = self.usage.tenants
-        """The tenants with these limits: those of the usage book, or what this gateway was granted of them."""
+        """Returns the tenants with these limits: from the usage book, or from the grants of this gateway."""
         self.configure(settings)
         self.names_in_flight: Container[str] = ()
-        """Ids of pipeline requests, which are not sent anywhere themselves: their steps are."""
+        """Ids of pipeline requests, which only send their steps and are not sent themselves."""
         self._limited = limited
         """Requests beyond the limits of their tenant, by tenant."""
         self._in_flight = in_flight
@@ -152,7 +152,7 @@ class Admission:
         *,
         part: bool = False,
     ) -> tuple[RequestMetadata, Charge | None]:
-        """The request, with at most the priority that its tenant may use, and what it may use of the limits; see
+        """The request, its priority capped at that of its tenant, and its charge against the limits; see
         `Tenant.admit`. Raises `NotAdmitted`."""
         limit = tenant.spec.max_priority
         if limit is not None and request.priority > limit:

@@ -18,17 +18,17 @@ class GatewayConnection(ServerConnection):
     def __init__(self, owner: ConnectionOwner, *, is_local: bool = False, is_replica: bool = False) -> None:
         super().__init__(owner)
         self.is_replica = is_replica
-        """It came to the address for replicas, where every call needs their secret."""
+        """Whether it came to the address for replicas, where every call needs their secret."""
         self.is_local = is_local
-        """It came over the socket in the state directory, whose owner may do anything."""
+        """Whether it came over the socket in the state directory, whose owner may do anything."""
         self.key_memo: tuple[Keys, bytes, Tenant] | None = None
-        """The last credentials on this connection, and whose they are."""
+        """The last credentials on this connection, and their tenant."""
 
     def error(
         self, status: int, message: str | Reason, code: str | None = None, lines: bytes = b"", path: bytes = b""
     ) -> None:
         """Answer the current request with an error, in the form of its API; a reason goes along as `error.reason`.
-        `path`: of a request whose body is still to come."""
+        `path` is that of a request whose body is still to come."""
         extra = {"reason": message.as_dict()} if isinstance(message, Reason) else {}
         if (path if self.request is None else self.request.path).startswith(MESSAGES):
             self.answer(status, error_form(status, str(message), code=code, **extra), lines=lines)
@@ -36,7 +36,7 @@ class GatewayConnection(ServerConnection):
         self.answer(status, error_body(str(message), error_kind(status), code, **extra), lines=lines)
 
     def refuse(self, error: "NotAdmitted", path: bytes = b"") -> None:
-        """Answer the current request, or one whose body is still to come: it is not admitted."""
+        """Answer the current request, or one whose body is still to come, that it is not admitted."""
         self.error(error.status, str(error), error.code, error.lines, path)
 
 

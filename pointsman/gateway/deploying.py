@@ -5,7 +5,6 @@ ends with this process.
 """
 
 import asyncio
-import atexit
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,18 +15,17 @@ from pointsman.config.revision import ManifestText
 from pointsman.config.schema import GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.embedded import Embedded
-from pointsman.gateway.pipelines.results import ARGUMENTS
 from pointsman.parameters import host_and_port
 from pointsman.pipeline.application import Application
 from pointsman.pipeline.graph import NodeKind
 from pointsman.replica.handles import Response, Stream, Transport
 from pointsman.runtimes.choosing import RuntimeChoice
-from pointsman.wire import BLOB, CallFailed, Unsendable, decode_value, encode_plain
+from pointsman.wire import ARGUMENTS, BLOB, PieceReader, Unsendable, decode_value, encode_plain, raised_by
 
 T = TypeVar("T")
 POLL_S = 0.02
 MAX_RESTARTS = 3
-"""A replica that has failed to start this often will not start."""
+"""A replica that has failed to start this many times is given up."""
 
 
 class ApplicationHandle:
@@ -50,7 +48,7 @@ class ApplicationHandle:
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
         """Call the application. The call starts at once."""
-        return Response(self._answer(_encoded(args, kwargs)), self._loop)
+        return Response.to(self._answer(_encoded(args, kwargs)), self._loop)
 
     __call__ = remote
 
@@ -59,24 +57,22 @@ class ApplicationHandle:
         return Stream(self._pieces(_encoded(args, kwargs)), self._loop)
 
     async def _answer(self, body: bytes) -> Any:
-        headers = {"content-type": ARGUMENTS.decode(), "accept": BLOB}
+        headers = {"content-type": ARGUMENTS, "accept": BLOB}
         async with self._transport.post(f"/{self.name}", body, headers) as answer:
             result = await answer.read()
         if answer.status != 200:
-            raise CallFailed.from_answer(answer.status, result)
+            raise raised_by(answer.status, result)
         return decode_value(result)
 
     async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
-        headers = {"content-type": ARGUMENTS.decode(), "accept": f"{BLOB}; pieces"}
+        headers = {"content-type": ARGUMENTS, "accept": f"{BLOB}; pieces"}
         async with self._transport.post(f"/{self.name}", body, headers) as answer:
             if answer.status != 200:
-                raise CallFailed.from_answer(answer.status, await answer.read())
-            held = b""
+                raise raised_by(answer.status, await answer.read())
+            reader = PieceReader()
             async for data in answer.pieces():
-                held += data
-                while len(held) >= 4 and len(held) >= (end := 4 + int.from_bytes(held[:4], "little")):
-                    yield decode_value(held[4:end])
-                    held = held[end:]
+                for piece in reader.feed(data):
+                    yield decode_value(piece)
 
     def __repr__(self) -> str:
         return f"<application {self.name} at {self.url}>"
@@ -91,10 +87,18 @@ def _encoded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
 
 
 def deploy(
-    application: Application, runtime: str = "local", *, manifest: Path | str | None = None, wait_s: float = 120.0
+    application: Application,
+    runtime: str = "local",
+    *,
+    manifest: Path | str | None = None,
+    wait_s: float = 120.0,
+    address: str = "",
+    storage: str = "",
 ) -> ApplicationHandle:
-    """Run an application, and wait until its replicas are ready. `manifest`: a file with the models that it uses."""
-    plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), runtime)
+    """Run an application, and wait until its replicas are ready. `manifest`: a file with the models that it uses.
+    `address`, `storage`: of a Ray cluster; by default, the one that this program uses, or else a new one."""
+    choice = RuntimeChoice(runtime, address, storage)
+    plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), choice)
     text = ManifestText(application.to_yaml(), str(application.folder.absolute()), f"<{application.name}>")
     plane.run(plane.embedded.plane.documents.deploy(text))
     plane.wait_until_ready(application, wait_s)
@@ -102,11 +106,11 @@ def deploy(
     return ApplicationHandle(application.name, plane.loop, transport, plane.embedded.url, close_background_planes)
 
 
-_PLANES: dict[tuple[str, str], "BackgroundPlane"] = {}
-"""Of this process, by manifest and runtime. Applications with the same manifest share a plane."""
+_PLANES: dict[tuple[str, RuntimeChoice], "BackgroundPlane"] = {}
+"""The planes of this process, by manifest and runtime. Applications with the same manifest share a plane."""
 
 
-def background_plane(manifest: str, runtime: str = "local") -> "BackgroundPlane":
+def background_plane(manifest: str, runtime: RuntimeChoice) -> "BackgroundPlane":
     """The plane of this process with this manifest. The first call starts it."""
     if (manifest, runtime) not in _PLANES:
         _PLANES[manifest, runtime] = BackgroundPlane(manifest, runtime)
@@ -124,13 +128,14 @@ class BackgroundPlane:
 
     embedded: Embedded
 
-    def __init__(self, manifest: str, runtime: str) -> None:
+    def __init__(self, manifest: str, runtime: RuntimeChoice) -> None:
         import uvloop
 
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="pointsman", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)
+        # This runs before atexit: a plane on Ray needs threads to end, and at exit no thread can be started.
+        threading._register_atexit(self.stop)  # type: ignore[attr-defined]
         text = Path(manifest).read_text(encoding="utf-8") if manifest else _empty_manifest()
         folder = str(Path(manifest).parent if manifest else Path.cwd())
         try:
@@ -143,8 +148,8 @@ class BackgroundPlane:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
-    async def _start(self, manifest: ManifestText, runtime: str) -> None:
-        self.embedded = Embedded(None, RuntimeChoice(runtime))
+    async def _start(self, manifest: ManifestText, runtime: RuntimeChoice) -> None:
+        self.embedded = Embedded(None, runtime)
         await self.embedded.start(manifest)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -178,11 +183,10 @@ class BackgroundPlane:
         return found
 
     def stop(self) -> None:
-        atexit.unregister(self.stop)
         if self._thread.is_alive():
             if hasattr(self, "embedded"):
                 self.embedded.ask_to_stop()
-                self.embedded.ask_to_stop()  # at once: the program that waits for answers is ending
+                self.embedded.ask_to_stop()  # stop at once: the program that waits for answers is ending
                 self.run(self.embedded.stop())
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()

@@ -1,13 +1,15 @@
 """A plane and its gateway: what `pointsman up` runs, in one process, or with gateways in processes of their own.
 
-Enters: a manifest. Leaves: a gateway that answers, until it is told to stop. The one rule: it stops in the order in
+Enters: a manifest. Leaves: a gateway that answers until it is stopped. The one rule: it stops in the order in
 which requests go: first new requests, then those in flight, then the instances.
 """
 
 import asyncio
 import gc
 import time
+from importlib.metadata import version
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from pointsman.config.plan import PointsmanPlan
@@ -18,27 +20,35 @@ from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.listeners import GrpcListener, Listeners, allow_many_files, check_free
-from pointsman.gateway.metrics import fault_metrics, scaling_metrics
-from pointsman.gateway.owner import GatewayOwner, is_listening, summary_of
+from pointsman.gateway.metrics import fault_metrics, instance_metrics, scaling_metrics
+from pointsman.gateway.owner import GatewayOwner, first_url, is_listening, summary_of
 from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.gateway.recording import RecordingAdmin
 from pointsman.gateway.records import RecordFile
+from pointsman.gateway.shadows import ShadowAdmin, ShadowsEverywhere
+from pointsman.http.buffers import keep_freed_memory
 from pointsman.runtimes.choosing import LOCAL, RuntimeChoice, plane_on
 from pointsman.runtimes.gateways import SharedTraffic
+from pointsman.runtimes.promotions import Promotions
 from pointsman.runtimes.serving import LocalTraffic
 from pointsman.runtimes.tasks import LoopClock
+
+EVENT_FILE = "events.log"
+MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 
 class Embedded:
     """A plane with a gateway in front."""
 
     def __init__(self, state: Path | None, runtime: RuntimeChoice = LOCAL) -> None:
-        """`state`: where the plane keeps its state; None: nowhere, it ends with this process."""
+        """`state`: where the plane keeps its state; None: in memory only."""
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._runtime = runtime.name
         self.gateway = Gateway(GatewaySpec(), self._loop)
         self.gateway.clients.max_files = allow_many_files()
+        keep_freed_memory()
         self.applications = Applications(self.gateway)
         traffic = SharedTraffic(LocalTraffic(self.gateway.traffic), LoopClock(self._loop))
         self.gateways = GatewayOwner(self.gateway, self.applications, traffic)
@@ -49,15 +59,26 @@ class Embedded:
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
         self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
+        release = version("pointsman")  # now: looking it up takes longer than making a page
+        self.gateway.metrics.sources.append(
+            lambda page: instance_metrics(page, self.plane.control.controller, self.plane.events.phases, release)
+        )
         self.gateway.metrics.sources.append(
             lambda page: fault_metrics(page, self.gateway.tasks.failures(), self.plane.runtime.unsaved())
         )
         add_pages(self.gateway, lambda: self.plane.ready)
-        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications, self.gateways.inquiries.all)
+        ask, clock = self.gateways.inquiries.all, LoopClock(self._loop)
+        shadows = ShadowsEverywhere(self.gateway, clock, ask)
+        self.promotions = Promotions(
+            self.plane.documents, clock, self.gateway.tasks, shadows.lease, lambda: token_hex(4)
+        )
+        recording = RecordingAdmin(self.gateway, clock, ask)
+        candidates = ShadowAdmin(self.gateway, shadows, self.promotions)
+        Admin(self.gateway, self.plane, self.status, self.ask_to_stop, self.applications, ask, candidates, recording)
 
     @property
     def url(self) -> str:
-        return self.gateways.url or self._listeners.url
+        return self.gateways.url or self._listeners.url or first_url(self.gateways.members.values())
 
     @property
     def in_flight(self) -> int:
@@ -65,7 +86,7 @@ class Embedded:
         return self.gateway.in_flight + sum(one.last.in_flight for one in self.gateways.members.values())
 
     async def start(self, manifest: ManifestText | None) -> None:
-        """Run a manifest; None: the one that was last in force."""
+        """Run a manifest; None: the manifest that was last in force."""
         try:
             await self.plane.start(manifest, self._take_addresses)
             self.gateway.admission.usage.open(self.plane.runtime.usage)
@@ -73,30 +94,34 @@ class Embedded:
             if self._state is not None:
                 self.gateway.history.open(RecordFile(self._state, self._loop), settings.keep_records)
                 self.gateway.history.configure(settings.max_record_bytes)
+                self.plane.events.open(RecordFile(self._state, self._loop, EVENT_FILE, MAX_EVENT_BYTES))
             await self._listeners.open()
             await self.plane.runtime.admin.listen(
                 lambda: GatewayConnection(self.gateway, is_local=True),
                 lambda: GatewayConnection(self.gateway, is_replica=True),
             )
-            if settings.processes == 1:
+            if not self.gateways.members:
                 await self.grpc.open(settings.grpc_listen)
             await self.gateways.open(self.plane)
         except BaseException:
             await self.stop()
             raise
         gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not scan it again
+        gc.freeze()  # the present objects stay, so the collector need not scan them again
         gc.set_threshold(20_000, 20, 100)
 
     async def _take_addresses(self, plan: PointsmanPlan) -> None:
-        """Before anything is started: an address that is in use must leave nothing behind."""
-        if plan.gateway.processes > 1 and self._runtime != LOCAL.name:
+        """Take the addresses before anything is started: if one is in use, nothing must be left running."""
+        settings, is_local = plan.gateway, self._runtime == LOCAL.name
+        if settings.nodes and is_local:
+            raise PointsmanError("gateway.nodes names nodes of a cluster; remove it, or use: --runtime ray")
+        if settings.processes > 1 and not settings.nodes and not is_local:
             raise PointsmanError(
-                f"gateway.processes is {plan.gateway.processes}, which works on one machine only; "
-                f"remove it, or use the runtime {LOCAL.name}"
+                f"gateway.processes is {settings.processes}; on a cluster, also name the nodes "
+                "that have this many gateways each, in gateway.nodes"
             )
-        if plan.gateway.processes > 1:
-            self.gateways.reserve(plan.gateway, self.plane)
+        if settings.processes > 1 or settings.nodes:
+            self.gateways.reserve(settings, self.plane)
             return
         await self._listeners.bind(plan.gateway)
         await check_free("gateway.grpcListen", plan.gateway.grpc_listen)
@@ -111,7 +136,7 @@ class Embedded:
         await self._stop_asked.wait()
 
     async def stop(self) -> int:
-        """End new requests, then those in flight, then the instances. How many requests were cut off."""
+        """End new requests, then those in flight, then the instances. Returns how many requests were cut off."""
         self._listeners.close()
         closing = self._loop.create_task(self.grpc.close(self.gateway.settings.drain_timeout))
         hurrying = self._loop.create_task(self._hurry_asked.wait())
@@ -125,10 +150,11 @@ class Embedded:
             self.gateway.upstream.cut_off("the gateway is shutting down")
             await self.grpc.close(1.0)
             await closing
-        finally:  # whatever failed, no process is left
+        finally:  # whatever fails, no process must be left
             self.gateway.admission.usage.close()
             await self.gateway.history.close()
             await self.plane.stop()
+            await self.plane.events.close()
             self.plane.runtime.admin.close()
             self.gateways.close()
             self.gateway.close()
@@ -152,6 +178,7 @@ class Embedded:
             "url": self.url,
             "tenants": gateway.tenants(),
             "gateways": [one.status() for one in members],
+            "promotions": [one.as_dict(time.monotonic()) for one in self.promotions.running()],
         }
 
     def _reconfigure(self, plan: PointsmanPlan) -> None:

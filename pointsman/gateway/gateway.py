@@ -11,6 +11,7 @@ from pointsman.config.schema import GatewaySpec
 from pointsman.errors import listed, nearest, shown
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
+from pointsman.gateway.known_bodies import LONG_BYTES, KnownBodies
 from pointsman.gateway.messages import COUNT_TOKENS, MESSAGES
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
@@ -28,9 +29,9 @@ from pointsman.gateway.other_apis import MessagesApi, OtherApi
 from pointsman.gateway.records import COLLECT_S, RequestHistory
 from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
+from pointsman.http.buffers import BufferBudget
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.pool import FEW
-from pointsman.http.server import BufferBudget
 from pointsman.parameters import host_and_port, is_loopback
 from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
@@ -46,7 +47,7 @@ SWEEP_S = 0.25
 """How often timeouts are checked."""
 SWEEP = "gateway timeouts"
 MAX_CONNECTIONS = 10_000
-"""Of clients, unless a setting says otherwise."""
+"""Maximum client connections, unless a setting says otherwise."""
 RESERVED_FILES, FILES_PER_INSTANCE = 128, 4
 """Descriptors that clients cannot take."""
 
@@ -60,7 +61,7 @@ class GatewayPage(NamedTuple):
 
     serve: Callable[[GatewayConnection, HttpRequest, Tenant | None], None]
     check: Callable[[HttpRequest, GatewayConnection], Tenant | None]
-    """The tenant that sent a request; None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
+    """Returns the sender's tenant, or None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
     methods: Sequence[bytes] = ()
     """Empty: the page decides."""
 
@@ -78,7 +79,8 @@ class HostCheck:
     """Names by which a gateway may be called.
 
     A gateway without keys that listens on this machine only must not be reached by a page in a browser: neither through
-    a name of the page's own that leads here, nor by a request that the browser sends for a foreign page.
+    a DNS name of the page's own that resolves to this machine, nor by a request that the browser sends for a foreign
+    page.
     """
 
     def __init__(self, settings: GatewaySpec) -> None:
@@ -87,7 +89,7 @@ class HostCheck:
         self._has_keys = bool(settings.keys)
         self._is_loopback = is_loopback(host)
         self._known: set[bytes] = set()
-        """Hosts that were accepted: clients send the same ones again and again."""
+        """Hosts that were accepted, cached because clients send the same ones again and again."""
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises `NotAdmitted`."""
@@ -126,19 +128,19 @@ class Pages:
     def __init__(self, settings: GatewaySpec) -> None:
         self.exact: dict[bytes, GatewayPage] = {}
         self.trees: dict[bytes, GatewayPage] = {}
-        """For everything below a path."""
+        """Pages for everything below a path."""
         self.passed_on: dict[bytes, GatewayPage] = {}
         """Paths of engines."""
         self.of_replicas: list[GatewayPage] = []
-        """Those that need the secret of replicas."""
+        """Pages that need the secret of replicas."""
         self.hosts = HostCheck(settings)
 
     def pass_on(self, paths: Sequence[str], page: GatewayPage) -> None:
-        """Serve the paths of the APIs, and these, by this page."""
+        """Serve the paths of the APIs, and these paths, by this page."""
         self.passed_on = dict.fromkeys((*INFERENCE, MESSAGES, COUNT_TOKENS, *(path.encode() for path in paths)), page)
 
     def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
-        """What serves a request, and the tenant that sent it. Raises `NotAdmitted`."""
+        """The page that serves a request, and the tenant that sent it. Raises `NotAdmitted`."""
         if not client.is_local and not client.is_replica:
             self.hosts.check(request.headers)
         path = request.path
@@ -168,22 +170,22 @@ def _has_long_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 class Clients(set[GatewayConnection]):
-    """The connections of clients. New ones take the place of those that were idle longest, of strangers first."""
+    """The connections of clients. New ones replace those that were idle longest, beginning with those of strangers."""
 
     def __init__(self, gateway: "Gateway") -> None:
         super().__init__()
         self.max_files = 1 << 20
         """Files that this process may have open."""
         self.closed_idle = 0
-        """Connections that were closed for others."""
+        """Idle connections that were closed for new ones."""
         self._for_grpc = 0
         """Descriptors for connections over gRPC."""
         self._gateway = gateway
 
     @property
     def limit(self) -> int:
-        """Each client may need a second descriptor, for the connection to an instance; clients cannot take those that
-        are reserved for probes, engines and files."""
+        """Maximum number of clients. Each may need a second descriptor, for the connection to an instance, and some are
+        reserved for probes, engines and files."""
         instances = sum(len(lane.dispatcher.fleet) for lane in self._gateway.traffic.lanes.values())
         possible = (self.max_files - RESERVED_FILES - FILES_PER_INSTANCE * instances - self._for_grpc) // 2
         return min(self._gateway.limits.max_connections or MAX_CONNECTIONS, max(1, possible))
@@ -202,8 +204,8 @@ class Clients(set[GatewayConnection]):
         if connection.is_local or len(self) <= (limit := self.limit):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
-        # Several, so that few look for them. Strangers that come by the hundred are all idle for a shorter time than a
-        # client between two requests. Clients that send a body come last.
+        # Close several at once, so that the search is rare. Strangers that come by the hundred are all idle for a
+        # shorter time than a client between two requests. Clients that send a body come last.
         longest = nsmallest(
             max(1, limit // 20),
             idle,
@@ -251,6 +253,7 @@ class Gateway:
         self.pages = Pages(settings)
         self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
         self._arrivals = ArrivalBatch(self.upstream)
+        self.bodies = KnownBodies()
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
@@ -310,7 +313,12 @@ class Gateway:
         now, asked, request_id = time.monotonic(), "", part_id or ""
         try:
             api = None if http.path in INFERENCE else _api_of(http, self.traffic)
-            body = read_body(http.body) if api is None else api.body
+            if api is not None:
+                body = api.body
+            elif len(http.body) < LONG_BYTES:
+                body = read_body(http.body)
+            else:
+                body = self.bodies.read(http.body)
             lane = self.traffic.by_model.get(body.model) or (None if body.model else only_lane(self.traffic))
             asked = body.model
             if lane is None:
@@ -356,7 +364,7 @@ class Gateway:
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 
     async def drain(self, timeout_s: float) -> int:
-        """Accept nothing new, and wait for the requests in flight. How many are left when the time is over."""
+        """Accept nothing new, and wait for the requests in flight. Returns how many are left when the time is over."""
         self.draining = True
         for client in list(self.clients):
             client.drain()
@@ -382,7 +390,7 @@ class Gateway:
 
 
 class ArrivalBatch:
-    """Hands new requests to their dispatchers, those of one turn of the loop in a row: the code for it stays warm."""
+    """Hands the new requests of one loop turn to their dispatchers together, while the code is in the cache."""
 
     __slots__ = ("_new", "_upstream")
 
@@ -416,7 +424,7 @@ class ArrivalBatch:
     def _decided(self, in_flight: ModelRequest, now: float) -> Sequence[DispatcherCommand]:
         try:
             return in_flight.lane.dispatcher.handle(Arrived((in_flight.request,)), now)
-        except Exception as error:  # it must not take the requests behind it down
+        except Exception as error:  # its failure must not affect the requests behind it
             self._upstream.loop.call_exception_handler(
                 {"message": "pointsman: a request could not be decided", "exception": error}
             )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MANY_FILES = 1 << 20
-"""Enough, where the system sets no limit."""
+"""Number of files to assume where the system sets no limit."""
 
 
 class CannotListen(PointsmanError):
@@ -39,7 +39,7 @@ class Listeners:
         """Where clients send requests."""
 
     async def bind(self, settings: GatewaySpec, *, shared: bool = False) -> None:
-        """Take the address, if `shared` beside other processes. Raises `CannotListen`."""
+        """Take the address; if `shared`, other processes may take it too. Raises `CannotListen`."""
         host, port = host_and_port(settings.listen)
         tls = None if settings.tls is None else _tls(settings.tls.cert_file, settings.tls.key_file)
         try:
@@ -72,7 +72,7 @@ class Listeners:
 
 
 class GrpcListener:
-    """Where the gateway listens for gRPC, if anywhere. The packages for it are imported when it opens."""
+    """Where the gateway listens for gRPC, if at all. The packages for it are imported when it opens."""
 
     def __init__(self, gateway: Gateway, applications: "Applications", is_ready: Callable[[], bool]) -> None:
         self._gateway = gateway
@@ -83,8 +83,8 @@ class GrpcListener:
         """host:port; empty if it is not open."""
 
     async def open(self, listen: str, *, shared: bool = False) -> int:
-        """Listen at this address, with the certificate of the gateway if it has one, and if `shared` beside other
-        processes. Returns the port; 0 if the address is empty, which opens nothing."""
+        """Listen at this address, with the certificate of the gateway if it has one; if `shared`, other processes may
+        listen too. Returns the port; 0 if the address is empty, which opens nothing."""
         if not listen:
             return 0
         try:
@@ -112,7 +112,7 @@ class GrpcListener:
 
 
 def _cannot_listen(setting: str, listen: str, error: OSError) -> CannotListen:
-    # What the event loop says names the address again, in another form.
+    # The event loop's message repeats the address in another form.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
     remedy = f"set {setting} to another address"
     if error.errno == errno.EADDRINUSE:
@@ -121,7 +121,7 @@ def _cannot_listen(setting: str, listen: str, error: OSError) -> CannotListen:
 
 
 async def check_free(setting: str, listen: str) -> None:
-    """Raise `CannotListen` if an address is in use; an empty one is none."""
+    """Raise `CannotListen` if an address is in use; an empty address is ignored."""
     if listen:
         host, port = host_and_port(listen)
         loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ def _tls(cert_file: str, key_file: str) -> ssl.SSLContext:
 
 
 def allow_many_files() -> int:
-    """Raise the limit on open files as far as this process may. The limit from then on."""
+    """Raise the limit on open files as far as this process may. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MANY_FILES):
         if wanted != resource.RLIM_INFINITY and soft != resource.RLIM_INFINITY and wanted > soft:

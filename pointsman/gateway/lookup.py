@@ -1,4 +1,4 @@
-"""What operators ask about by name: records of requests, at this gateway and at others, and names of the wrong kind."""
+"""Lookups by name: records of requests, at this gateway and at others, and hints for names of the wrong kind."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,7 @@ from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import SEARCHED, AnyRecord, newest_first, stored_of
 
 AskGateways: TypeAlias = Callable[[str, dict[str, str]], Awaitable[list[Any]]]
-"""(about, details): what gateways in other processes answer, those that do."""
+"""(about, details) -> the answers of the gateways in other processes that answer."""
 
 
 class NotFound(PointsmanError):
@@ -29,15 +29,17 @@ class AdminCall(msgspec.Struct):
     parts: list[str]
     query: dict[str, str]
     body: bytes
+    by: str = ""
+    """Who asks."""
 
 
 KINDS = ("deployment", "application", "instance", "model")
-"""Of names, in the order in which they are searched."""
+"""Kinds of names, in the order in which they are searched."""
 
 
 def of_another_kind(kind: str, name: str, status: Mapping[str, Any]) -> str:
-    """What the name of something else is, where one of this kind was asked for, and what belongs to it; empty if
-    nothing has this name. `kind`: application, deployment, instance or request."""
+    """A message for a name of another kind than requested: what has this name, and what belongs to it; empty if nothing
+    has it. `kind`: application, deployment, instance or request."""
     rows = _rows(status)
     for other in KINDS:
         mine = [row for row in rows if name in row[other]] if other != kind else []
@@ -93,8 +95,8 @@ def record_at(gateway: Gateway, applications: Applications | None, request_id: s
 def newest_at(
     gateway: Gateway, applications: Applications | None, query: Mapping[str, str], limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """The newest requests at this gateway, and how many there are. Of clients; those of pipelines without their steps,
-    unless an instance or `steps` is asked for."""
+    """The newest requests of clients at this gateway, and how many there are. Steps of pipelines are left out, unless
+    an instance or `steps` is requested."""
     now, history = time.monotonic(), gateway.history
     steps = "instance" in query or "steps" in query
     lanes = [lane for lane in gateway.traffic.all_lanes() if steps or not lane.plan.internal]

@@ -1,7 +1,7 @@
 """Anthropic's API: `/v1/messages` for engines that speak chat completions only, and its form of errors.
 
 Enters: requests as clients send them, and answers of chat completions. Leaves: requests for chat completions, and
-answers as clients of that API expect them. The one rule: what cannot be said in chat completions is refused, not lost,
+answers as clients of that API expect them. The one rule: what chat completions cannot express is refused, not lost,
 unless it is a preference that no engine could follow (`thinking`, `cache_control`, `service_tier`, ...).
 """
 
@@ -39,7 +39,7 @@ _STOP_REASONS = {
 
 
 def chat_request(body: Bytes, *, counts: bool = False) -> bytes:
-    """The request for chat completions that a valid body stands for. `counts`: only its prompt is to be counted.
+    """The request for chat completions that is equivalent to a valid body. `counts`: only its prompt is to be counted.
 
     Raises `BadRequest`.
     """
@@ -190,7 +190,7 @@ def _text(content: Any, where: str) -> str:
 
 
 def _blocks(content: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """The blocks of a content, each with where it stands."""
+    """The blocks of a content, each with its position."""
     found = [(f"{where}[{index}]", block) for index, block in enumerate(_listed(content, where))]
     for at, block in found:
         if not isinstance(_mapping(block, at).get("type"), str):
@@ -214,7 +214,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def message_of(body: bytes, model: str) -> bytes:
-    """The message that an answer of chat completions stands for. Raises `msgspec.DecodeError` if it is none."""
+    """The message for an answer of chat completions. Raises `msgspec.DecodeError` if it is not one."""
     answer = msgspec.json.decode(body)
     try:
         choice = answer["choices"][0]
@@ -262,7 +262,7 @@ def _tool_id() -> str:
 
 
 def _stopped(finish: Any, word: Any, *, called: bool) -> dict[str, Any]:
-    """`word`: the stop sequence that was met, where the engine says so."""
+    """Why the answer stopped. `word`: the stop sequence that was found, if the engine reports it."""
     if isinstance(word, str) and finish == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": word}
     why = "tool_use" if called and finish == "stop" else _STOP_REASONS.get(finish or "stop", "end_turn")
@@ -291,9 +291,9 @@ class MessageStream:
     def __init__(self, model: str) -> None:
         self._model = model
         self._index = -1
-        """Of the block that is open, or was last."""
+        """Index of the open block, or else of the last one."""
         self._kind: object = None
-        """Of the open block: thinking, text, or the index of a call; None: none is open."""
+        """Kind of the open block: thinking, text, or the index of a call; None: none is open."""
         self._begun = False
         self._called = False
         self._finish: Any = None
@@ -301,7 +301,7 @@ class MessageStream:
         self._usage: Any = None
 
     def feed(self, events: bytes) -> bytes:
-        """Whole events, translated. Those that cannot be read are left out."""
+        """The translation of whole events. Events that cannot be read are left out."""
         told: list[bytes] = []
         for data in data_in(events):
             try:

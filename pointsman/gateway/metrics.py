@@ -5,8 +5,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pointsman.control import Controller, Desired, Phase
 from pointsman.gateway.openai import Usage
+from pointsman.routing.producers import PredictedLatencyProducer
 from pointsman.routing.records import Histogram
+from pointsman.routing.shadow import CandidateCounts
 from pointsman.runtimes.interface import Unsaved
 from pointsman.runtimes.traffic import Lane, prefix_producers
 from pointsman.scaling.deployment import ScaledDeployment
@@ -56,7 +59,7 @@ class GatewayMetrics:
         self.limited: Counter[str] = Counter()
         """Requests beyond the limits of their tenant, by tenant."""
         self.sources: list[Callable[[Page], None]] = []
-        """Add metrics of other components to the page."""
+        """Functions that add metrics of other components to the page."""
 
     def of(self, deployment: str) -> DeploymentCounts:
         counts = self._deployments.get(deployment)
@@ -69,7 +72,7 @@ class GatewayMetrics:
         return list(self._deployments)
 
     def totals(self, deployment: str) -> tuple[int, int, float, int]:
-        """Requests answered, errors, seconds of all that ended, and how many that are."""
+        """Requests answered, errors, total seconds of the requests that ended, and their number."""
         counts = self._deployments.get(deployment) or DeploymentCounts()
         failed = sum(number for status, number in counts.statuses.items() if status >= 500)
         answered = sum(counts.statuses.values())
@@ -166,7 +169,7 @@ class Page:
 def _decisions(page: Page, lanes: Collection[Lane]) -> None:
     each = [((("deployment", lane.name),), lane) for lane in lanes]
     accounts = {
-        (*one, ("strategy", strategy), ("instance", instance)): account
+        (*one, ("strategy", strategy), ("instance_id", instance)): account
         for one, lane in each
         for (strategy, instance), account in sorted(lane.dispatcher.counters.accounts.items())
     }
@@ -187,13 +190,13 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
     page.counter(
         "failed_tries",
         "Tries that failed; each was retried or refused.",
-        {(*one, ("instance", who)): n for one, counters in counted for who, n in sorted(counters.retries.items())},
+        {(*one, ("instance_id", who)): n for one, counters in counted for who, n in sorted(counters.retries.items())},
     )
     page.counter(
         "closed_instances",
         "Times that an instance got no requests for a time, because it was paused or ejected.",
         {
-            (*one, ("instance", who), ("why", why)): n
+            (*one, ("instance_id", who), ("why", why)): n
             for one, counters in counted
             for (who, why), n in sorted(counters.closed.items())
         },
@@ -211,6 +214,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Calls of users' policies and plugins that were slow, were interrupted, or raised.",
         _user_code_failures(lanes),
     )
+    _shadows(page, lanes)
     prefixes = [(one, producer) for one, lane in each for producer in prefix_producers(lane)]
     page.counter(
         "prefix_tokens",
@@ -223,7 +227,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
     )
     page.counter(
         "prefix_index_dropped",
-        "Blocks dropped from the prefix index for want of memory.",
+        "Blocks dropped from the prefix index because its memory is used up.",
         {one: producer.index.memory.dropped for one, producer in prefixes},
     )
     page.gauge(
@@ -231,6 +235,53 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
         "Memory of the prefix index.",
         {one: producer.index.memory.used_bytes for one, producer in prefixes},
     )
+    _predictions(page, each)
+
+
+def _predictions(page: Page, lanes: Iterable[tuple[Labels, Lane]]) -> None:
+    """How far predicted latencies were off."""
+    errors = [
+        (one, plugin.errors.sums)
+        for one, lane in lanes
+        for plugin in lane.dispatcher.plugins
+        if isinstance(plugin, PredictedLatencyProducer)
+    ]
+    counters = {
+        "predictions": "Latencies that were predicted and then measured.",
+        "predicted_seconds": "Sum of latencies predicted.",
+        "predicted_actual_seconds": "Sum of the same latencies as measured.",
+        "prediction_error_seconds": "Sum of the absolute differences.",
+    }
+    for index, (name, text) in enumerate(counters.items()):
+        scale = 1.0 if index == 0 else 1e-3
+        found = {(*one, ("kind", kind)): sums[index] * scale for one, both in errors for kind, sums in both.items()}
+        page.counter(name, text, found)
+
+
+def _shadows(page: Page, lanes: Iterable[Lane]) -> None:
+    """Candidates; nothing if no deployment has any."""
+    told = [(lane.name, lane.watcher.shadow.told()) for lane in lanes if lane.watcher is not None]
+    if not told:
+        return
+    each: list[tuple[Labels, CandidateCounts]] = [
+        ((("deployment", name), ("candidate", one.name)), one) for name, counts in told for one in counts.candidates
+    ]
+    results: dict[Labels, float] = {
+        (*labels, ("result", result)): float(count)
+        for labels, one in each
+        for result, count in (
+            ("agreed", one.agreed),
+            ("differed", one.decided - one.agreed),
+            ("unplaced", one.unplaced),
+            ("failed", one.errors),
+        )
+    }
+    page.counter("shadow_decisions", "Decisions of candidates about sampled requests.", results)
+    sampled: dict[Labels, float] = {(("deployment", name),): float(counts.sampled) for name, counts in told}
+    page.counter("shadow_sampled", "Decisions that were sampled for candidates.", sampled)
+    page.counter("shadow_seconds", "Time that candidates took.", {labels: one.seconds for labels, one in each})
+    suspended = {labels: float(one.suspended_s is not None) for labels, one in each}
+    page.gauge("shadow_suspended", "Whether a candidate is suspended.", suspended)
 
 
 def _user_code_failures(lanes: Iterable[Lane]) -> dict[Labels, float]:
@@ -256,7 +307,7 @@ def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dic
 
 @lru_cache(65_536)
 def _written(labels: Labels) -> str:
-    """Labels as they stand on the page; they are the same on each."""
+    """Labels as the page has them, cached because they are the same on each page."""
     return ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
 
 
@@ -285,12 +336,42 @@ def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
     )
 
 
+def instance_metrics(
+    page: Page, controller: Controller, phases: Mapping[tuple[str, str, str], int], release: str
+) -> None:
+    """Instances that the controller knows, and the phases that they have entered, as `EventLog` counts them.
+
+    `release`: the version of Pointsman.
+    """
+    desired, instances = (controller.desired or Desired()).deployments, controller.instances()
+    each: list[tuple[Labels, str]] = [((("deployment", name),), name) for name in desired]
+    now = Counter((one.deployment, one.phase) for one in instances)
+    unplaced = Counter(one.deployment for one in instances if one.unplaced)
+    wanted = {name: one.replicas + len(one.endpoints) for name, one in desired.items()}
+    page.gauge("replicas_desired", "Instances that should run.", {labels: wanted[name] for labels, name in each})
+    page.gauge("replicas_unplaced", "Instances without a place.", {labels: unplaced[name] for labels, name in each})
+    page.gauge(
+        "replicas",
+        "Instances by phase.",
+        {(*labels, ("phase", phase.value)): now[name, phase] for labels, name in each for phase in Phase},
+    )
+    page.counter(
+        "instance_phases",
+        "Phases that instances have entered, and why.",
+        {
+            (("deployment", deployment), ("phase", phase or "gone"), ("cause", cause)): count
+            for (deployment, phase, cause), count in sorted(phases.items())
+        },
+    )
+    page.gauge("build_info", "The version of Pointsman, which is a label.", {(("version", release),): 1})
+
+
 def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
     """Usage of tenants against their limits; see `Tenant.report`."""
     each = [((("tenant", one["name"]),), one) for one in reports]
 
     def kinds(**fields: str) -> dict[Labels, float]:
-        """Kind -> the field of a report; without those that do not apply."""
+        """Kind -> the field of a report, without kinds that do not apply."""
         named = [((*who, ("kind", kind)), one[field]) for who, one in each for kind, field in fields.items()]
         return {labels: value for labels, value in named if value is not None}
 
@@ -319,8 +400,8 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
 # One page of several
 
 
-ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes")
-"""Gauges that every gateway has the same of: the largest counts."""
+ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes", "pointsman_build_info")
+"""Gauges with the same meaning at every gateway: the largest value counts."""
 
 
 def merged(pages: Iterable[str]) -> str:
@@ -350,7 +431,7 @@ def merged(pages: Iterable[str]) -> str:
 
 
 def counters_of(page: str) -> str:
-    """What of a page only grows."""
+    """The counters of a page."""
     kept, grows = [], False
     for line in page.splitlines():
         if line.startswith("# TYPE "):
@@ -365,7 +446,7 @@ def counters_of(page: str) -> str:
 
 def fault_metrics(page: Page, failures: Mapping[str, int], unsaved: Unsaved) -> None:
     page.gauge("unsaved_changes", "Changes that wait to be stored.", {(): unsaved.changes})
-    page.counter("store_failures", "Tries to store changes that failed.", {(): unsaved.failures})
+    page.counter("store_failures", "Failed attempts to store changes.", {(): unsaved.failures})
     page.counter(
         "background_failures",
         "Failures of background tasks; each was started again.",

@@ -1,6 +1,6 @@
-"""One request between a client and the instances: sent, answered, retried if need be, and ended exactly once.
+"""One request between a client and the instances: sent, answered, retried if necessary, and ended exactly once.
 
-Until the first byte of the answer has gone to the client, another instance replaces one that fails. From then on a
+Until the first byte of the answer is sent to the client, another instance replaces one that fails. From then on a
 failure is an error that the client can read: an error event in a stream of events, else a closed connection.
 """
 
@@ -59,7 +59,7 @@ class ModelRequest(InFlight, eq=False):
     _client: GatewayConnection
     _http: HttpRequest
     _charge: "Charge | None"
-    """What it takes from the limits of its tenant; settled wherever the request ends."""
+    """Its charge against the limits of its tenant; settled wherever the request ends."""
     api: OtherApi | None = None
     """None: the OpenAI API, which engines speak."""
     _request_head: bytes = b""
@@ -72,7 +72,7 @@ class ModelRequest(InFlight, eq=False):
     _preamble: bytes = b""
     """The beginning of a stream, up to its first event with data."""
     _stream: ResponseStream | None = None
-    """The answer, once part of it has gone to the client."""
+    """The answer, once part of it has been sent to the client."""
     _last_piece_at: float = 0.0
 
     # Commands of the dispatcher
@@ -158,7 +158,7 @@ class ModelRequest(InFlight, eq=False):
         self._ended(head.status, usage, None if usage is None else usage.output, len(body))
 
     def _asks_otherwise(self, status: int) -> bool:
-        """Send it again to the same instance, which does not have the API that it should."""
+        """Send it again in another form if the instance lacks the API. Returns whether it was sent."""
         if self.api is None or self._command is None or not self.api.refused(self, status):
             return False
         self._attempt = None
@@ -166,7 +166,7 @@ class ModelRequest(InFlight, eq=False):
         return True
 
     def _reads(self, head: ResponseHead) -> bool:
-        """Whether the answer is JSON; engines may answer otherwise at paths of their own."""
+        """Whether the answer is read as JSON; engines may answer in other formats at their own paths."""
         return self.api is None or self.api.serves_json or b"json" in head.content_type.lower()
 
     def _translated(self, status: int, body: bytes) -> bytes:
@@ -215,7 +215,7 @@ class ModelRequest(InFlight, eq=False):
             self._failed("its stream has no data")
 
     def _body_piece(self, payload: bytes) -> None:
-        """Part of a body that is too long to be buffered, and not a stream of events."""
+        """Handle part of a body that is too long to be buffered, and is not a stream of events."""
         now, head = time.monotonic(), self._head
         assert head is not None
         self._renew_by_bytes(payload, now)
@@ -227,14 +227,14 @@ class ModelRequest(InFlight, eq=False):
             self._begin(payload, now)
 
     def _opens(self, payload: bytes) -> bool:
-        """Add events to the beginning of a stream. False: they are none, and this try has failed."""
+        """Add events to the beginning of a stream. False if they are not events, which fails this try."""
         self._preamble += payload
         if not self._preamble.startswith(FIELDS):
             self._failed(f"its stream is not a stream of events: {shown_bytes(payload)}")
             return False
         return True
 
-    def stream_ended(self) -> None:
+    def stream_ended(self, trailers: bytes = b"") -> None:
         events, head = self._events, self._head
         assert head is not None
         if self._client.paused:
@@ -278,7 +278,7 @@ class ModelRequest(InFlight, eq=False):
     # The end
 
     def _failed(self, why: str, local: str = "") -> None:
-        """This try has failed, unless the response was complete before the connection broke."""
+        """Fail this try, unless the response was complete before the connection broke."""
         self.let_go()
         events = self._events
         if self._stream is not None and events is not None and not events.held and ends_with_done(events.last):
@@ -351,13 +351,15 @@ class ModelRequest(InFlight, eq=False):
         self.counts.broken_off += 1
         self._charge_part()
         if events is None:
-            self._client.abort()  # a length was promised that cannot be kept
+            self._client.abort()  # a length was promised that will not be reached
             return
         why = f"the answer was cut off: {why}"
         last = event(error_body(why, "server_error", "stream_interrupted"))
         if self.api is not None:
             last = self.api.broken(why)
-        stream.end(last if events.last.endswith(b"\n") else b"\n\n" + last)  # else part of a long event is out
+        stream.end(
+            last if events.last.endswith(b"\n") else b"\n\n" + last
+        )  # otherwise part of a long event has been sent
 
 
 def _lines_for_engine(http: HttpRequest, command: Send) -> bytes:
@@ -372,7 +374,7 @@ def _lines_for_engine(http: HttpRequest, command: Send) -> bytes:
 
 def _passed_on(headers: dict[bytes, bytes], command: Send) -> bytes:
     hidden, named = NOT_FOR_ENGINES, headers.get(b"connection", b"keep-alive")
-    if named != b"keep-alive":  # it may name headers of this connection alone
+    if named != b"keep-alive":  # it may name headers that are for this connection only
         hidden = hidden.union(name.strip().lower() for name in named.split(b","))
     lines = [b"%b: %b\r\n" % header for header in headers.items() if header[0] not in hidden and header[0][:12] != OURS]
     if command.headers:

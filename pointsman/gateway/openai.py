@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta, Raw
 
 from pointsman.errors import in_words, shown
+from pointsman.http.buffers import LARGE_BYTES
 from pointsman.http.heads import COPIED_BYTES, Bytes
-from pointsman.http.parser import LARGE_BYTES
 from pointsman.http.responses import EventStream, data_in
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
@@ -50,7 +50,7 @@ WRITES = STREAMS_END_WITH_DONE | {b"/v1/responses", b"/v1/messages"}
 """Paths whose answers have tokens that a model has written."""
 
 MAX_SMALL_BYTES = 16 * 1024
-"""Of a field that is no part of the prompt, in a large body."""
+"""Maximum bytes of a field that is not part of the prompt, in a large body."""
 MAX_PRIORITY = 1_000_000
 """The minimum is -MAX_PRIORITY."""
 
@@ -98,7 +98,7 @@ class Body(msgspec.Struct):
     def as_prompt(self) -> bytes | memoryview | tuple[bytes, ...]:
         """The prompt as it was sent: the next turn of a conversation begins with the same bytes.
 
-        Several prompts of a completion are apart, as engines cache each on its own.
+        Several prompts of a completion are kept separate, as engines cache each on its own.
         """
         if not len(self.messages) and memoryview(self.prompt)[:1].tobytes() == b"[":
             several = _prompt_list(self.prompt)
@@ -122,7 +122,7 @@ _decode_large = msgspec.json.Decoder(
 
 
 def _read_large(body: Bytes) -> Body:
-    """The same in less time if it is hostile: names of megabytes are not decoded."""
+    """Read a large body. A hostile one costs little time, because names of megabytes are not decoded."""
     found = _decode_large(body)
     small = [name for name in Body.__struct_fields__ if name not in _RAW_FIELDS and len(getattr(found, name))]
     for name in small:
@@ -184,7 +184,7 @@ def with_question(body: Bytes, question: bytes) -> bytes:
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:
-    """A request as the dispatcher sees it. `tenant`: the owner of the key; if empty, the client names its tenant.
+    """A request as the dispatcher sees it. `tenant` owns the key; if it is empty, the client names its tenant.
 
     Raises `BadRequest`.
     """
@@ -209,6 +209,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
         settings.timeout_s,
         ClientHeaders(raw),
         cache_salt=body.cache_salt or "",
+        streams=bool(body.stream),
     )
 
 
@@ -266,12 +267,12 @@ def _priority(value: int | str | None) -> int:
 
 
 def _tokens(limit: int | None) -> int | None:
-    """None if it limits nothing; the engine decides what -1 or a huge number means."""
+    """A token limit; None if it limits nothing. The engine decides what -1 or a huge number means."""
     return limit if limit is not None and 0 < limit < 1 << 53 else None
 
 
 def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
-    """The most tokens that the answer may have; `assumed`: of a choice, if the body sets no limit."""
+    """Maximum tokens of the answer. `assumed` is the length of one choice if the body sets no limit."""
     if path not in WRITES:
         return 0
     given = (_tokens(body.max_tokens), _tokens(body.max_completion_tokens), _tokens(body.max_output_tokens))
@@ -296,13 +297,13 @@ def _prompts(raw: Raw) -> int:
     if memoryview(raw)[:1].tobytes() != b"[":
         return 1
     most = bytes(raw).count(b",") + 1
-    if most > MANY_PROMPTS:  # it is not worth the memory to tell prompts from commas in them
+    if most > MANY_PROMPTS:  # distinguishing prompts from commas in them is not worth the memory
         return most
     return len(_prompt_list(raw)) or 1
 
 
 def _prompt_list(raw: Raw) -> list[Raw]:
-    """The prompts of a list of them; empty if it is one prompt of token ids, or too long to be told apart."""
+    """The prompts of a list; empty if the list is one prompt of token ids, or too long to be split."""
     if bytes(raw).count(b",") >= MANY_PROMPTS:
         return []
     try:
@@ -330,12 +331,12 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens, as the engine counted them; None where it did not say."""
+    """Token counts of the engine; None where it reported none."""
 
     input: int | None
     output: int | None
     cached: int | None
-    """Of the prompt, that were in the prefix cache."""
+    """Prompt tokens that were in the prefix cache."""
 
 
 class _ReportedUsage(msgspec.Struct):

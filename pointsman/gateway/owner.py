@@ -18,19 +18,21 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.schema import GatewaySpec
 from pointsman.control.events import ControllerEvent
 from pointsman.errors import PointsmanError
+from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection, PendingAnswer
 from pointsman.gateway.gateway import READ, WRITE, Gateway, GatewayPage
 from pointsman.gateway.listeners import ReservedAddress
 from pointsman.gateway.metrics import Labels, Page, counters_of, merged
 from pointsman.gateway.pages import PROMETHEUS
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.gateway.process import LINK, REPORTS
+from pointsman.gateway.process import LINK, PAGES, REPORTS
 from pointsman.gateway.records import recall, store
 from pointsman.gateway.shares import Bank, GrantedTenants
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.http.server import ResponseStream
-from pointsman.runtimes.gateways import GatewayProcesses, LinkedGateway, SharedTraffic, gateway_names
+from pointsman.runtimes.gateway_processes import GatewayChange, GatewayProcesses, gateway_places
+from pointsman.runtimes.gateways import LinkedGateway, SharedTraffic
 from pointsman.runtimes.interface import PlaneOperations
 from pointsman.runtimes.link import (
     SHARE_S,
@@ -51,9 +53,12 @@ from pointsman.runtimes.link import (
     joining,
 )
 
+METRICS, ADMIN = b"/metrics", b"/admin/v1/"
 COMMAND = (sys.executable, "-P", "-m", "pointsman.gateway.process")
 OPEN_S = 60.0
 """How long all gateways together may take to listen."""
+ADOPT_S = 5.0
+"""The same, if some of them serve already."""
 ANSWER_S = 2.0
 """How long a gateway may take to answer a question."""
 HUNG_S = 20.0
@@ -136,11 +141,11 @@ class GatewayLinks:
         self.bank: Bank | None = None
         """None unless there are several gateways."""
         self.welcome: Callable[[], Sequence[PlaneMessage]] = lambda: ()
-        """What a gateway is told before anything else."""
+        """Returns the messages that a gateway gets before all others."""
         self.changed = asyncio.Event()
-        """A gateway has ended, or listens."""
+        """Set when a gateway has ended, or begins to listen."""
         self.cut_off = 0
-        """Requests that gateways have cut off at their end."""
+        """Requests that gateways have cut off when they stopped."""
         self.seen_at: dict[str, float] = {}
         self._gateway = gateway
         self._traffic = traffic
@@ -165,9 +170,25 @@ class GatewayLinks:
         self._traffic.connected(one, stream.send)
 
     def cut(self, name: str) -> None:
+        """Close the connection of a gateway, which connects again if it can."""
         stream = self._streams.pop(name, None)
+        self._members[name].send = None
         if stream is not None:
             stream.cut()
+
+    def page(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
+        """A page about the plane as a whole, for a client of a gateway: it needs the same key as here."""
+        pages, http.path = self._gateway.pages, http.path.removeprefix(PAGES)
+        found = pages.exact[METRICS] if http.path == METRICS else pages.trees[ADMIN]
+        if http.path != METRICS and not http.path.startswith(ADMIN):
+            client.error(404, "gateways ask for other pages", "not_found")
+            return
+        try:
+            tenant = found.check(http, client)
+        except NotAdmitted as error:
+            self._gateway.history.turn_away(client, http, error)
+            return
+        found.serve(client, http, tenant)
 
     def _lost(self, stream: LinkStream) -> None:
         for name in [name for name, known in self._streams.items() if known is stream]:
@@ -214,16 +235,18 @@ class GatewayOwner:
         self.links = GatewayLinks(gateway, traffic, self.inquiries)
         self.pages = MergedMetrics(gateway, self.inquiries)
         self.url = ""
-        """Where clients send requests; empty if there is one gateway, in this process."""
+        """Where all gateways listen; empty if there is one gateway, in this process, or if each has its own address."""
         self._granted = GrantedTenants()
-        """Of this process, for requests of replicas."""
+        """Granted limits of this process, for requests of replicas."""
         self._gateway = gateway
         self._applications = applications
         self._plane: PlaneOperations | None = None
         self._processes: GatewayProcesses | None = None
         self._early: list[ControllerEvent] = []
-        """What happened to processes before they were looked for."""
+        """Events of processes from before they were looked for."""
         self._addresses: list[ReservedAddress] = []
+        self._listen = "", ""
+        """Where gateways listen, for HTTP and for gRPC."""
         self._ready: bool | None = None
         self._beat_at = time.monotonic()
         traffic.process_told = self._process_told
@@ -233,25 +256,32 @@ class GatewayOwner:
     # Beginning and end
 
     def reserve(self, settings: GatewaySpec, plane: PlaneOperations) -> None:
-        """Before anything is started: take the addresses. Raises `CannotListen`."""
+        """Take the addresses before anything is started, except those of other machines. Raises `CannotListen`."""
         gateway, self._plane = self._gateway, plane
-        self._addresses.append(ReservedAddress("gateway.listen", settings.listen))
-        if settings.grpc_listen:
-            self._addresses.append(ReservedAddress("gateway.grpcListen", settings.grpc_listen))
-        self.url = f"{'http' if settings.tls is None else 'https'}://{self._addresses[0].listen}"
+        self._listen = settings.listen, settings.grpc_listen
+        for field, listen in (("listen", settings.listen), ("grpcListen", settings.grpc_listen)):
+            if listen and not settings.nodes:
+                self._addresses.append(ReservedAddress(f"gateway.{field}", listen))
+        if self._addresses:
+            listen, *grpc = [address.listen for address in self._addresses]
+            self.url = f"{'http' if settings.tls is None else 'https'}://{listen}"
+            self._listen = listen, grpc[0] if grpc else ""
         bank = self.links.bank = Bank(gateway.admission.usage, time.monotonic)
         bank.joined("", {})
         gateway.admission.tenants = self._granted.tenants
         gateway.tenants = lambda: bank.report(time.time())
-        self.members.update((name, LinkedGateway(name)) for name in gateway_names(settings.processes))
-        pages, check = gateway.pages.exact, self._applications.replica_calls.check
-        pages[LINK.encode()] = GatewayPage(self.links.link, check, WRITE)
-        pages[REPORTS.encode()] = GatewayPage(self.links.reports, check, WRITE)
-        pages[b"/metrics"] = GatewayPage(self.pages.serve, gateway.admission.page_reader, READ)
+        places = gateway_places(settings.processes, settings.nodes)
+        self.members.update((name, LinkedGateway(name, worker)) for name, worker in places.items())
+        pages, check = gateway.pages, self._applications.replica_calls.check
+        pages.exact[LINK.encode()] = GatewayPage(self.links.link, check, WRITE)
+        pages.exact[REPORTS.encode()] = GatewayPage(self.links.reports, check, WRITE)
+        pages.trees[PAGES] = GatewayPage(self.links.page, check)
+        pages.of_replicas += [pages.exact[LINK.encode()], pages.exact[REPORTS.encode()], pages.trees[PAGES]]
+        pages.exact[METRICS] = GatewayPage(self.pages.serve, gateway.admission.page_reader, READ)
         gateway.metrics.sources.append(lambda page: process_metrics(page, self.members.values()))
 
     async def open(self, plane: PlaneOperations) -> None:
-        """Start the gateways, or adopt them, and wait until all listen. Raises `PointsmanError`."""
+        """Start or adopt the gateways, and wait until those with a present worker listen. Raises `PointsmanError`."""
         tasks, clock = self._gateway.tasks, plane.runtime.clock
         self._processes = GatewayProcesses(plane.runtime, clock, tasks, COMMAND, self._process_changed)
         early, self._early = self._early, []
@@ -260,17 +290,18 @@ class GatewayOwner:
             return
         tasks.every("gateways", SHARE_S, self._beat)
         plane.listeners.append(self._tell_readiness)
+        adopted = any(one.process for one in self.members.values())
         try:
-            async with asyncio.timeout(OPEN_S):
-                while not all(one.url for one in self.members.values()):
-                    wrong = [one.problem for one in self.members.values() if one.problem]
-                    if wrong:
-                        raise PointsmanError(wrong[0])
+            async with asyncio.timeout(ADOPT_S if adopted else OPEN_S):
+                while not all(one.url or one.unstarted or one.problem for one in self.members.values()):
                     self.links.changed.clear()
                     await self.links.changed.wait()
+            wrong = [one.problem for one in self.members.values() if one.problem]
         except TimeoutError:
             silent = ", ".join(name for name, one in self.members.items() if not one.url)
-            raise PointsmanError(f"these gateways do not listen after {OPEN_S:g} s: {silent}; see their logs") from None
+            wrong = [f"these gateways do not listen after {OPEN_S:g} s: {silent}; see their logs"]
+        if wrong and not adopted:  # otherwise clients are served: `status` shows what is wrong, and nothing is stopped
+            raise PointsmanError(wrong[0])
 
     async def stop(self, within_s: float, hurry: asyncio.Event) -> None:
         """End new requests at all gateways, then those in flight, and wait for their processes."""
@@ -294,7 +325,7 @@ class GatewayOwner:
         for address in self._addresses:
             address.close()
 
-    # What gateways are told
+    # Messages to gateways
 
     def configure(self, plan: PointsmanPlan) -> None:
         if self.links.bank is not None:
@@ -302,9 +333,8 @@ class GatewayOwner:
 
     def _documents(self) -> UseDocuments:
         assert self._plane is not None
-        listen, *grpc = [address.listen for address in self._addresses]
         sources = self._plane.documents.revision.sources()
-        return UseDocuments(*sources, listen, grpc[0] if grpc else "", len(self.members))
+        return UseDocuments(*sources, *self._listen, len(self.members))
 
     def _tell_documents(self) -> None:
         if self.members:
@@ -317,7 +347,7 @@ class GatewayOwner:
             self.traffic.group.send(Readiness(self._ready))
 
     def _beat(self) -> None:
-        """What is due ten times a second."""
+        """Do what is due ten times a second."""
         bank, now, seen_at = self.links.bank, time.monotonic(), self.links.seen_at
         assert bank is not None
         assert self._processes is not None
@@ -329,7 +359,7 @@ class GatewayOwner:
             elif (send := self.members[name].send) is not None:
                 send(Grants(grants))
         late_s, self._beat_at = now - self._beat_at, now
-        if late_s > HUNG_S / 4:  # it was this process that hung
+        if late_s > HUNG_S / 4:  # this process was the one that hung
             seen_at.update(dict.fromkeys(seen_at, now))
         for one in self.members.values():
             if one.send is not None and now - seen_at.get(one.name, now) > HUNG_S:
@@ -344,9 +374,10 @@ class GatewayOwner:
         else:
             self._processes.told(self.members, event)
 
-    def _process_changed(self, one: LinkedGateway, has_ended: bool) -> None:
-        if has_ended:
+    def _process_changed(self, one: LinkedGateway, change: GatewayChange) -> None:
+        if change is not GatewayChange.STARTED:
             self.links.cut(one.name)
+        if change is GatewayChange.ENDED:
             self.pages.process_ended(one)
             self.traffic.ended(one)
             if self.links.bank is not None:
@@ -355,6 +386,11 @@ class GatewayOwner:
             history, keep = self._gateway.history, self._gateway.settings.keep_records
             self._gateway.loop.call_later(RECALL_S, recall, history, one.name, keep)
         self.links.changed.set()
+
+
+def first_url(members: Collection[LinkedGateway]) -> str:
+    """Where clients reach one of them; empty if none listens."""
+    return next((one.url for one in members if one.url), "")
 
 
 def is_listening(members: Collection[LinkedGateway]) -> bool:
@@ -377,11 +413,11 @@ class MergedMetrics:
         self._gateway = gateway
         self._inquiries = inquiries
         self._last: dict[str, str] = {}
-        """The page of each gateway, as it was last shown."""
+        """The last page of each gateway."""
         self._ended = ""
         """The counters of gateways that have ended."""
         self._answered: dict[str, tuple[int, int, float, int]] = {}
-        """What they have answered, by deployment."""
+        """The totals of ended gateways' answers, by deployment."""
         self._making: asyncio.Task[str] | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -393,7 +429,7 @@ class MergedMetrics:
         task.add_done_callback(self._serving.discard)
 
     async def _answer(self, running: PendingAnswer) -> None:
-        if self._making is None or self._making.done():  # else all who ask meanwhile get the same page
+        if self._making is None or self._making.done():  # otherwise all requests that come meanwhile get the same page
             self._making = self._gateway.loop.create_task(self.text())
         text = await asyncio.shield(self._making)
         if running.client is not None:
@@ -405,7 +441,7 @@ class MergedMetrics:
         return merged([own, *self._last.values(), self._ended])
 
     def totals(self, deployment: str, members: Iterable[LinkedGateway]) -> list[tuple[int, int, float, int]]:
-        """What gateways have answered; see `GatewayMetrics.totals`."""
+        """The totals of all gateways; see `GatewayMetrics.totals`."""
         found = [one.summaries.get(deployment) for one in members]
         return [one for one in [*found, self._answered.get(deployment)] if one is not None]
 

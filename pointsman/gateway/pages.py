@@ -13,14 +13,14 @@ from pointsman.runtimes.traffic import Lane, Traffic
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 CHEAP_S = 0.005
-"""A page that takes less processor time than this is made for each request, and so is always exact."""
+"""A page that takes less processor time than this is rendered for each request, and so is always current."""
 AGE_PER_COST = 20.0
-"""Any other page is at least this many times as old as it took to make, before it is made again: it takes at most 5 %
-of a core, however many clients ask for it."""
+"""Any other page is rendered again only when its age is this many times its cost, so that it takes at most 5 % of a
+core, however many clients request it."""
 
 
 class SharedPage:
-    """A page that may be costly to make, and is shared by all who ask for it then."""
+    """A page that may be costly to render. If it is, clients share a cached copy."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -31,14 +31,14 @@ class SharedPage:
     def content(self) -> bytes:
         now = time.monotonic()
         if self._content is None or now - self._made_at >= self._cost_s * AGE_PER_COST:
-            began = time.thread_time()  # what other processes take of the machine is not a cost of the page
+            began = time.thread_time()  # time that other processes take is not a cost of the page
             self._content = self._make()
             cost_s = time.thread_time() - began
             self._made_at, self._cost_s = time.monotonic(), cost_s if cost_s > CHEAP_S else 0.0
         return self._content
 
     def forget(self) -> None:
-        """Make it anew for the next request: what it shows has been changed on demand."""
+        """Render it again for the next request, because a request has changed what it shows."""
         self._content = None
 
 

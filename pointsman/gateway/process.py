@@ -1,11 +1,13 @@
 """A gateway in a process of its own: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
 
 Enters: requests of clients, and messages of the plane. Leaves: answers, and reports to the plane. The one rule: it
-serves by what it last knew. If the plane is gone it goes on, and looks for the next one; what ends it then is the
-runtime that started it.
+serves by what it last knew. If the plane is gone it goes on, and looks for the next one; then only the runtime that
+started it ends it.
 
-The environment says where the plane is: POINTSMAN_SOCKET and POINTSMAN_SECRET, and the folder POINTSMAN_SHM of large
-values. Records and usage go to the plane; pages about the plane as a whole (metrics, the admin API) come from it.
+The environment says where the plane is: POINTSMAN_SECRET, and POINTSMAN_SOCKET or, on another machine, the file
+POINTSMAN_GATEWAY with its address, which changes with the plane; POINTSMAN_HOST, the address of that machine; and the
+folder POINTSMAN_SHM of large values, if there is one. Records and usage go to the plane; pages about the plane as a
+whole (metrics, the admin API) come from it.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import msgspec
 
 from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import load_revision
-from pointsman.config.schema import GatewaySpec
+from pointsman.config.schema import EACH_NODE, GatewaySpec
 from pointsman.errors import PointsmanError
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection, PendingAnswer
@@ -32,11 +35,13 @@ from pointsman.gateway.lookup import newest_at, record_at
 from pointsman.gateway.metrics import fault_metrics
 from pointsman.gateway.pages import PROMETHEUS, add_pages
 from pointsman.gateway.pipelines.applications import SECRET, Applications
+from pointsman.gateway.shadows import shadow_answer
 from pointsman.gateway.shares import GrantedTenants, divided
 from pointsman.gateway.tenants import Tenant
-from pointsman.http.client import HttpClient, NoResponse
+from pointsman.http.buffers import keep_freed_memory
+from pointsman.http.client import NoResponse
 from pointsman.http.heads import HttpRequest
-from pointsman.http.pool import UnixSocket
+from pointsman.replica.handles import PlaneAddress
 from pointsman.runtimes.interface import Unsaved
 from pointsman.runtimes.link import (
     BEAT_S,
@@ -58,52 +63,62 @@ from pointsman.runtimes.link import (
     frame,
 )
 from pointsman.runtimes.linked import LinkedTraffic
+from pointsman.runtimes.recording import Recorder, recording_answer
+from pointsman.runtimes.shadowing import Shadows
 from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import scheduling_problems
+from pointsman.wire import FilesOfNodes
 from pointsman.wire.shared_memory import BufferFiles
 
-LINK, REPORTS = "/gateways/link", "/gateways/reports"
-"""Where the plane takes connections and reports of gateways."""
+LINK, REPORTS, PAGES = "/gateways/link", "/gateways/reports", b"/gateways/pages"
+"""Paths of the plane: for connections, for reports, and for pages that it answers for gateways."""
+WATCH_S, SILENT_S = 0.25, 5.0
+"""How often a plane on another machine is checked, and how long it may be silent; it speaks ten times a second."""
 RETRY_S = 0.05
-"""How often a plane that is gone is looked for."""
+"""How often to look for a plane that is gone."""
+CONNECT_S = 10.0
+"""How long a plane may take to accept the connection."""
 REPORT_S = 10.0
-"""How long the plane may take for a report, or for a page that is asked of it."""
+"""How long the plane may take for a report or a page."""
 TERM_S = 3.0
 """Requests in flight have this long to end after SIGTERM."""
 MAX_LINES_BYTES = 4 * 1024 * 1024
-"""Records that wait for a plane; older ones are dropped."""
+"""Maximum bytes of records that wait for a plane; older ones are dropped."""
 
 
 class PlaneLink:
     """The connection to the plane. Made again until there is one."""
 
-    def __init__(self, name: str, address: Path, secret: str) -> None:
+    def __init__(self, name: str, plane: PlaneAddress, secret: str) -> None:
         self.name = name
         self.is_connected = False
-        self._client = HttpClient(UnixSocket(address), connect_timeout_s=1.0)
+        self._plane = plane
+        self._limit: asyncio.Timeout | None = None
+        """Ends the connection."""
+        self._heard_at = 0.0
         self._headers = f"{SECRET.decode()}: {secret}\r\nx-pointsman-gateway: {name}\r\n"
         self._untold: list[GatewayMessage] = []
         self._news = asyncio.Event()
 
     def tell(self, message: GatewayMessage) -> None:
-        """Send it soon; if there is no plane, only what the next one must know."""
+        """Send a message soon; if there is no plane, keep only what the next one must know."""
         self.tell_later(message)
         if self.is_connected:
             self._news.set()
 
     def tell_later(self, message: GatewayMessage) -> None:
-        """Send it with the next that is sent soon: a report at the latest."""
+        """Send a message together with the next one, at the latest with the next report."""
         self._untold.append(message)
 
     async def follow(self, process: "GatewayProcess") -> None:
-        """Connect, and do what the plane says, for ever."""
+        """Connect, and do what the plane says, forever."""
         while True:
             try:
                 await self._connection(process)
-            except (NoResponse, msgspec.MsgspecError, ConnectionError):
+            except (NoResponse, msgspec.MsgspecError, OSError, ValueError, TimeoutError):
                 pass
             finally:
-                self.is_connected = False
+                self.is_connected, self._limit = False, None
             await asyncio.sleep(RETRY_S)
 
     async def _connection(self, process: "GatewayProcess") -> None:
@@ -111,21 +126,39 @@ class PlaneLink:
         hello = frame(Joining(self.name, tenants, process.url))[4:]
         began = False
         try:
-            async with self._client.stream("POST", LINK, hello, self._headers) as response:
+            client = self._plane.client()
+            async with (
+                asyncio.timeout(CONNECT_S) as limit,
+                client.stream("POST", LINK, hello, self._headers) as response,
+            ):
                 if response.status != 200:
                     raise NoResponse(f"the plane answered {response.status}")
                 began, frames = True, Frames()
                 process.connected()
-                self.is_connected = True
+                self.is_connected, self._heard_at, self._limit = True, time.monotonic(), limit
+                limit.reschedule(None)
                 async for piece in response.pieces():
                     for message in frames.plane(piece):
                         await process.handle(message)
+                    self._heard_at = time.monotonic()
         finally:
             if not began:
                 process.granted.not_told(tenants)
 
+    def watch(self) -> None:
+        """Leave a plane that was replaced by another, or that has become silent."""
+        if self._limit is None:
+            return
+        is_replaced = False
+        with suppress(OSError):  # without the file, the last known one
+            is_replaced = self._plane.named() != self._plane.at
+        is_silent = self._plane.is_file and time.monotonic() - self._heard_at > SILENT_S
+        if is_replaced or is_silent:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+            self._limit = None
+
     async def report(self, process: "GatewayProcess") -> None:
-        """Send what there is to tell, in order, for ever."""
+        """Send what there is to report, in order, forever."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -137,14 +170,15 @@ class PlaneLink:
             return
         try:
             body = b"".join(map(frame, told))
-            answer = await self._client.fetch("POST", REPORTS, body, timeout_s=REPORT_S, headers=self._headers)
+            client = self._plane.client()
+            answer = await client.fetch("POST", REPORTS, body, timeout_s=REPORT_S, headers=self._headers)
             if answer.status != 200:
                 raise NoResponse(f"the plane answered {answer.status}")
-        except NoResponse:
+        except (NoResponse, OSError, ValueError):
             self._keep(told, process)
 
     def _keep(self, told: Iterable[GatewayMessage], process: "GatewayProcess") -> None:
-        """Keep what the next plane must know: usage, and records. It asks for the rest."""
+        """Keep what the next plane must know, which is usage and records; it asks for the rest."""
         lines: list[bytes] = []
         for message in told:
             if isinstance(message, LinkReport):
@@ -157,15 +191,20 @@ class PlaneLink:
             self._untold.insert(0, RecordLines(lines))
 
     def drop_stale(self, process: "GatewayProcess") -> None:
-        """Before a new plane: forget what only the one before could use."""
+        """Forget what only the previous plane could use, before connecting to a new one."""
         told, self._untold = self._untold, []
         self._keep(told, process)
 
     async def fetch(self, http: HttpRequest) -> tuple[int, bytes]:
-        """What the plane answers to a request of a client. Raises `NoResponse`."""
-        path = http.path.decode("latin-1") + (f"?{http.query.decode('latin-1')}" if http.query else "")
-        method = http.method.decode("latin-1")
-        answer = await self._client.fetch(method, path, bytes(http.body), timeout_s=REPORT_S)
+        """The plane's answer to a client's request, which is sent with the client's key. Raises `NoResponse`."""
+        path = (PAGES + http.path).decode("latin-1") + (f"?{http.query.decode('latin-1')}" if http.query else "")
+        method, key = http.method.decode("latin-1"), http.headers.get(b"authorization", b"").decode("latin-1")
+        headers = self._headers + (f"authorization: {key}\r\n" if key else "")
+        try:
+            client = self._plane.client()
+        except (OSError, ValueError) as error:
+            raise NoResponse(f"the plane is not known: {error}") from error
+        answer = await client.fetch(method, path, bytes(http.body), timeout_s=REPORT_S, headers=headers)
         return answer.status, answer.body
 
 
@@ -191,7 +230,7 @@ class LinkedRecords:
 
 
 class PlanePages:
-    """Pages about the plane as a whole, which it answers itself."""
+    """Pages about the plane as a whole, which the plane answers itself."""
 
     def __init__(self, gateway: Gateway, link: PlaneLink) -> None:
         self._gateway = gateway
@@ -230,18 +269,26 @@ class GatewayProcess:
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
-        secret, address = environment.get("POINTSMAN_SECRET", ""), environment.get("POINTSMAN_SOCKET", "")
+        secret, file = environment.get("POINTSMAN_SECRET", ""), environment.get("POINTSMAN_GATEWAY", "")
+        address = file or environment.get("POINTSMAN_SOCKET", "")
         if not secret or not address:
-            raise PointsmanError("POINTSMAN_SECRET and POINTSMAN_SOCKET must say where the plane is")
+            raise PointsmanError(
+                "POINTSMAN_SECRET, and POINTSMAN_SOCKET or POINTSMAN_GATEWAY, must say where the plane is"
+            )
+        self._host = environment.get("POINTSMAN_HOST", "")
         self.gateway = gateway = Gateway(GatewaySpec(), self._loop)
         gateway.clients.max_files = allow_many_files()
+        keep_freed_memory()
         self.granted = GrantedTenants()
         gateway.admission.tenants = self.granted.tenants
         self.applications = Applications(gateway)
-        self.applications.trust(secret, BufferFiles(Path(environment.get("POINTSMAN_SHM", ""))))
-        self.link = PlaneLink(name, Path(address), secret)
+        folder, on_nodes = environment.get("POINTSMAN_SHM", ""), environment.get("POINTSMAN_MEMORY")
+        self.applications.trust(secret, FilesOfNodes(secret) if on_nodes else BufferFiles(Path(folder)))
+        plane = PlaneAddress(Path(address), is_file=bool(file), connect_timeout_s=1.0)
+        self.link = PlaneLink(name, plane, secret)
         clock = LoopClock(self._loop)
         self.traffic = LinkedTraffic(gateway.traffic, clock, self.link.tell)
+        self.shadows, self.recorder = Shadows(gateway.traffic, clock), Recorder(gateway.traffic, clock)
         gateway.traffic.hooks.failed = gateway.tasks.failed
         self._listeners: Listeners | None = None
         self._grpc = GrpcListener(gateway, self.applications, lambda: self._is_ready)
@@ -265,6 +312,7 @@ class GatewayProcess:
         tasks.keep("link to the plane", lambda: self.link.follow(self))
         tasks.keep("reports to the plane", lambda: self.link.report(self))
         tasks.every("report", SHARE_S, self._report)
+        tasks.every("plane watch", WATCH_S, self.link.watch)
         self._loop.add_signal_handler(signal.SIGTERM, lambda: self.stop(TERM_S))
         await self._stopped.wait()
         self.gateway.close()
@@ -295,15 +343,21 @@ class GatewayProcess:
         problem = ""
         try:
             plan = await self._loop.run_in_executor(None, _plan_of, wanted)
-            settings = msgspec.structs.replace(divided(plan.gateway, wanted.processes), listen=wanted.listen)
+            listen = self._address(wanted.listen)
+            settings = msgspec.structs.replace(divided(plan.gateway, wanted.processes), listen=listen)
             self.gateway.configure(settings)
             self.applications.configure(plan.applications)
             self.gateway.traffic.configure([one.among(wanted.processes) for one in plan.deployments])
             self.traffic.observe()
-            await self._listen_at(settings, wanted.grpc_listen)
-        except (PointsmanError, OSError) as error:  # it goes on as it is
+            await self._listen_at(settings, self._address(wanted.grpc_listen))
+        except (PointsmanError, OSError) as error:  # it goes on with the documents that it has
             problem = str(error)
         self.link.tell(Listens(self.url, self._grpc.address, problem))
+
+    def _address(self, listen: str) -> str:
+        """Where this gateway listens: `node` is the machine that it runs on."""
+        host, _, port = listen.rpartition(":")
+        return f"{self._host}:{port}" if host == EACH_NODE else listen
 
     async def _listen_at(self, settings: GatewaySpec, grpc_listen: str) -> None:
         """Raises `CannotListen`."""
@@ -321,7 +375,7 @@ class GatewayProcess:
         gc.set_threshold(20_000, 20, 100)
 
     def _report(self) -> None:
-        """Tell what has changed; that it is there, if nothing has."""
+        """Report what has changed, or, if nothing has, that this gateway is alive."""
         if not self.link.is_connected:
             return
         now, gateway = time.monotonic(), self.gateway
@@ -388,11 +442,15 @@ def _answer(process: GatewayProcess, asked: Inquiry) -> Any:
             return record_at(gateway, applications, asked.details["id"])
         case "requests":
             return newest_at(gateway, applications, asked.details, int(asked.details["limit"]))
+        case "shadow" | "canary":
+            return shadow_answer(process.shadows, asked.about, asked.details)
+        case "recording":
+            return recording_answer(process.recorder, asked.details)
     return None
 
 
 def _plan_of(wanted: UseDocuments) -> PointsmanPlan:
-    """On a thread: it may import modules of the user, and requests go on meanwhile. Raises `ConfigError`."""
+    """Build a plan, on a thread, because it may import the user's modules. Raises `ConfigError`."""
     return load_revision(wanted.manifest, wanted.applications, was_in_force=True).plan()
 
 

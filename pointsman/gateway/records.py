@@ -29,18 +29,18 @@ NOT_RECORDED = (b"/admin/", b"/pipelines/")
 """Paths of operators and replicas."""
 COLLECT_S = 0.05
 DETAILED, MAX_DETAILED = 4, 40
-"""Requests of each collection whose decision is stored too, the newest; and what may be saved up for a burst. That
-takes as long as fifty without it: a busy plane stores some decisions, and the outcome of every request."""
+"""How many requests of each collection, the newest, are stored with their decision; and how many may be saved up for a
+burst. One takes as long as fifty without: a busy plane stores some decisions, and the outcome of every request."""
 STRANGERS, STORED_STRANGERS = 1000, 20
-"""Requests of unknown senders that are listed, and those of each collection that are stored: they cost a sender
-nothing, and must not displace the others."""
+"""Requests of unknown senders that are listed, and those of each collection that are stored: such requests cost the
+sender nothing, and must not displace the others."""
 RECORD_FILE = "requests.log"
 MAX_UNWRITTEN_BYTES = 4 * 1024 * 1024
-"""Records that wait for the disk; older ones are dropped."""
+"""Maximum bytes of records that wait for the disk; older ones are dropped."""
 
 
 class AnyRecord(Protocol):
-    """What the records of models, of pipelines and of the gate have in common."""
+    """The common part of records of models, of pipelines and of the gate."""
 
     @property
     def arrived_at(self) -> float: ...
@@ -90,7 +90,7 @@ class GateRecord(msgspec.Struct, eq=False, gc=False):
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """What is searched for in a stored record; the rest stays as it was written."""
+    """The fields of a stored record that can be searched; the rest is kept as written."""
 
     request_id: str
     arrived: float
@@ -111,12 +111,13 @@ _DECODER = msgspec.json.Decoder(StoredRecord)
 
 
 class RecordFile:
-    """Lines in two files of the state directory: when one has half of the bytes, it takes the place of the other."""
+    """Lines in two files of the state directory: when the newer has half of the bytes, it replaces the older."""
 
-    def __init__(self, state: Path, loop: AbstractEventLoop) -> None:
-        self._path = state / RECORD_FILE
+    def __init__(self, state: Path, loop: AbstractEventLoop, name: str = RECORD_FILE, max_bytes: int = 0) -> None:
+        """`max_bytes`: of both files; 0: nothing is stored."""
+        self._path = state / name
         self._loop = loop
-        self.max_bytes = 0
+        self.max_bytes = max_bytes
         self.dropped = 0
         """Records that could not be written."""
         self._why = ""
@@ -134,10 +135,10 @@ class RecordFile:
 
     @property
     def _older(self) -> Path:
-        return self._path.with_name(f"{RECORD_FILE}.1")
+        return self._path.with_name(f"{self._path.name}.1")
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Write these soon, and those that could not be written before."""
+        """Write these lines soon, with those that could not be written before."""
         for line in lines:
             self._waiting.append(line)
             self._waiting_bytes += len(line) + 1
@@ -154,7 +155,7 @@ class RecordFile:
         return [str(Reason("records-not-stored", {"file": str(self._path), "error": self._why, "lost": self.dropped}))]
 
     async def close(self) -> None:
-        """Write what waits, once more."""
+        """Try once more to write what waits."""
         if self._writing is not None:
             await self._writing
         if self._waiting:
@@ -167,7 +168,7 @@ class RecordFile:
         return taken
 
     def _write(self, lines: list[bytes]) -> None:
-        """On a thread. Either all lines are in the file, or none."""
+        """Write on a thread. Afterwards either all lines are in the file, or none."""
         try:
             if not self.max_bytes:
                 for path in (self._path, self._older):
@@ -224,13 +225,13 @@ class RequestHistory:
 
     def __init__(self, keep: int, traffic: Traffic, admission: Admission) -> None:
         self.gone: deque[Record] = deque(maxlen=keep)
-        """Of deployments that are gone."""
+        """Records of deployments that are gone."""
         self.limited: deque[GateRecord] = deque(maxlen=keep)
-        """Turned away: of tenants."""
+        """Requests of tenants that were turned away."""
         self.strangers: deque[GateRecord] = deque(maxlen=min(keep, STRANGERS))
-        """Turned away: of unknown senders."""
+        """Requests of unknown senders that were turned away."""
         self.fresh: deque[AnyRecord] = deque(maxlen=keep)
-        """Of applications and of tenants at the gate, since the last collection."""
+        """Records of applications, and of tenants at the gate, since the last collection."""
         self._fresh_strangers: deque[GateRecord] = deque(maxlen=STORED_STRANGERS)
         self._detailed = MAX_DETAILED
         """Decisions that may be stored now."""

@@ -1,6 +1,6 @@
 """Limits of tenants that several gateways share: one bank has them, and every gateway uses what it was granted.
 
-Enters: what gateways have used, what they were asked for in vain, and the time. Leaves: grants, and what gateways
+Enters: what gateways have used, which needs they could not meet, and the time. Leaves: grants, and what gateways
 should return. The one rule: a unit is granted once. Whatever gateways do between two reports, together they use what
 one would, and each of them at most one request of a tenant beyond it: the one that is admitted although it may not fit.
 
@@ -22,21 +22,21 @@ from pointsman.runtimes.link import Grant, TenantUse
 KINDS = range(3)
 """Requests, tokens, cost."""
 ALIKE = 0.1
-"""The part of what is left that is divided among all alike; the rest goes by use."""
+"""The part of what is left that is divided equally; the rest is divided by use."""
 MEMORY = 0.9
-"""Of what was used before a division, this much counts at the next."""
+"""The weight of earlier use at each further division."""
 SLACK = 0.2
 """A gateway that holds more than its part by this share of it returns the rest."""
 ALL_S = 1.0
-"""Limits of tenants that have sent nothing are divided this often."""
+"""How often the limits of tenants that have sent nothing are divided."""
 NEEDED_S = 5.0
-"""How long a need counts that was not met: its client may have given up."""
+"""How long an unmet need counts; after that, its client may have given up."""
 Units = tuple[float, float, float]
 NONE: Units = (0.0, 0.0, 0.0)
 
 
 class GrantBucket(Bucket):
-    """What was granted and not used; it does not refill by itself."""
+    """The part of a grant that was not used; it does not refill by itself."""
 
     __slots__ = ("used",)
 
@@ -44,7 +44,7 @@ class GrantBucket(Bucket):
         super().__init__(per_minute)
         self.left = 0.0
         self.used = 0.0
-        """Since the last report."""
+        """Used since the last report."""
 
     def refill(self, now: float) -> float:
         return self.left
@@ -99,7 +99,7 @@ class GrantedTenant(Tenant):
             self.tokens_left.take(tokens)
 
     def granted(self, grant: Grant, now: float) -> None:
-        """Take what is given, and return what is asked for, as far as it is free."""
+        """Add what is given, and return what is asked back, as far as it is not reserved."""
         reserved, returned = (0.0, self.tokens.amount, self.cost.amount), list(self._returned)
         for kind, bucket in enumerate(self._buckets()):
             if bucket is not None:
@@ -114,7 +114,7 @@ class GrantedTenant(Tenant):
         return {"name": self.name}
 
     def usage(self, *, whole: bool = False) -> TenantUse | None:
-        """What has changed since the last call; None: nothing. `whole`: tell it in any case."""
+        """The usage, if it has changed since the last call, else None. `whole`: return it in any case."""
         buckets = self._buckets()
         used = [0.0 if one is None else one.used for one in buckets]
         held = [0.0 if one is None else one.left for one in buckets]
@@ -128,7 +128,7 @@ class GrantedTenant(Tenant):
         )
         for one in buckets:
             if one is not None:
-                one.used, one.left = 0.0, max(0.0, one.left)  # a debt is the bank's from now on
+                one.used, one.left = 0.0, max(0.0, one.left)  # from now on, the bank has the debt
         self._needed = self._returned = NONE
         before, self._told = self._told, told
         return told if whole or told != before or any(told.used) or any(told.returned) else None
@@ -146,7 +146,7 @@ class GrantedTenants:
     def __init__(self) -> None:
         self._tenants: dict[str, GrantedTenant] = {}
         self._unsent: dict[str, TenantUse] = {}
-        """Usage that could not be told, as there was no plane."""
+        """Usage that could not be reported because there was no plane."""
 
     def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
         """The tenants with these limits; those that are known keep what they hold."""
@@ -158,7 +158,7 @@ class GrantedTenants:
         return {spec.name: self._tenants[spec.name] for spec in specs}
 
     def usage(self, *, whole: bool = False) -> dict[str, TenantUse]:
-        """What has changed since the last call. `whole`: of all tenants, for a plane that knows nothing of them."""
+        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not know them."""
         told, self._unsent = self._unsent, {}
         for name, one in self._tenants.items():
             use = one.usage(whole=whole)
@@ -167,7 +167,7 @@ class GrantedTenants:
         return told
 
     def not_told(self, tenants: Mapping[str, TenantUse]) -> None:
-        """This did not reach the plane: tell it later."""
+        """Keep usage that did not reach the plane, to report it later."""
         for name, use in tenants.items():
             self._unsent[name] = _together(use, self._unsent.get(name, use))
 
@@ -184,13 +184,13 @@ class Allotment:
 
     def __init__(self) -> None:
         self.held = [0.0, 0.0, 0.0]
-        """Granted, and not reported as used: at least what the gateway has."""
+        """Granted and not reported as used, which is at least what the gateway has."""
         self.recent = [0.0, 0.0, 0.0]
-        """Used lately."""
+        """Recent use."""
         self.needed = NONE
         self.needed_at = 0.0
         self.sought = [0.0, 0.0, 0.0]
-        """Asked back, and not returned yet."""
+        """Asked back and not returned yet."""
         self.last: TenantUse | None = None
 
 
@@ -204,7 +204,7 @@ class Bank:
         self._allotments: dict[str, dict[str, Allotment]] = {}
         """By gateway, then by tenant."""
         self._active: set[str] = set()
-        """Tenants that were used, or asked for in vain, since the last division."""
+        """Tenants with use or unmet needs since the last division."""
         self._divided_at = 0.0
         """When the limits of all were last divided."""
 
@@ -212,7 +212,7 @@ class Bank:
         self._tenants = self._book.tenants(specs)
 
     def joined(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
-        """A gateway is there, with what an earlier plane has granted it and what it has used since."""
+        """Add a gateway, with what an earlier plane has granted it and what it has used since."""
         self._allotments[gateway] = {}
         self._divided_at = -ALL_S
         for name, use in tenants.items():
@@ -221,7 +221,7 @@ class Bank:
         self.used(gateway, tenants)
 
     def left(self, gateway: str) -> None:
-        """A gateway has ended: what it held can be granted again."""
+        """Remove a gateway that has ended: what it held can be granted again."""
         self._active.update(self._allotments.pop(gateway, {}))
 
     def used(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
@@ -237,7 +237,7 @@ class Bank:
             if any(use.needed):
                 one.needed, one.needed_at = use.needed, now
             elif any(use.used):
-                one.needed = NONE  # it was served, or another was
+                one.needed = NONE  # the need was met, here or at another gateway
             if master is not None and any(use.used):
                 if master.requests_left is not None:
                     master.requests_left.refill(now)
@@ -293,7 +293,7 @@ class Bank:
 
 
 def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float | None]:
-    """What is left of the limits of a tenant in all, also what gateways hold; None: there is no limit."""
+    """What is left of a tenant's limits in total, including what gateways hold; None: there is no limit."""
     requests, tokens, budget = master.requests_left, master.tokens_left, master.spec.cost_budget
     is_over = master.period_ends is None or now >= master.period_ends
     return (
@@ -306,15 +306,19 @@ def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float
 def _divide(
     kind: int, left: float | None, shares: Mapping[str, Allotment], now: float
 ) -> dict[str, tuple[float, float]]:
-    """(give, take) for each gateway, so that each comes to its part of what is left."""
+    """(give, take) for each gateway, so that each gets its part of what is left."""
     total, free = max(0.0, left or 0.0), max(0.0, (left or 0.0) - sum(one.held[kind] for one in shares.values()))
     used = sum(one.recent[kind] for one in shares.values())
     parts = {
         name: total * (ALIKE / len(shares) + (1 - ALIKE) * one.recent[kind] / used) if used else total / len(shares)
         for name, one in shares.items()
     }
-    for name, one in _in_need(kind, shares, total, now):  # one of them can be served: the one that has waited longest
-        needed = min(total, one.needed[kind] * (1 + 1e-9))  # what is divided and added up again may be a little less
+    for name, one in _in_need(
+        kind, shares, total, now
+    ):  # only one gateway can be served: the one that has waited longest
+        needed = min(
+            total, one.needed[kind] * (1 + 1e-9)
+        )  # the sum of divided parts may be slightly less than the whole
         rest = (total - needed) / max(total - parts[name], 1e-9)
         parts = {other: part * rest for other, part in parts.items()} | {name: needed}
         break
@@ -341,13 +345,13 @@ def _in_need(kind: int, shares: Mapping[str, Allotment], total: float, now: floa
 
 
 def _surplus(one: Allotment, kind: int, part: float) -> float:
-    """What a gateway holds beyond its part, and was not asked for yet."""
+    """What a gateway holds beyond its part and was not asked to return yet."""
     surplus = one.held[kind] - one.sought[kind] - part
     return surplus if surplus > SLACK * part + 1e-9 else 0.0
 
 
 def _whole(parts: Mapping[str, float]) -> dict[str, float]:
-    """The same in whole requests; what is left over goes to the largest parts."""
+    """The division in whole requests; the remainder goes to the largest parts."""
     found = {name: float(floor(part + 1e-9)) for name, part in parts.items()}
     over = floor(sum(parts.values()) - sum(found.values()) + 1e-9)
     for name in sorted(parts, key=lambda one: (-(parts[one] - found[one]), one))[:over]:
@@ -360,7 +364,7 @@ def _largest(one: Units, other: Units) -> Units:
 
 
 def _together(first: TenantUse | None, then: TenantUse) -> TenantUse:
-    """Two reports as one."""
+    """Two reports merged into one."""
     if first is None or first is then:
         return then
 
@@ -376,7 +380,7 @@ def _together(first: TenantUse | None, then: TenantUse) -> TenantUse:
 
 
 def divided(settings: GatewaySpec, processes: int) -> GatewaySpec:
-    """The settings of one of several gateways: of limits that hold for all together, its part."""
+    """The settings of one of several gateways, with its part of the limits that apply to all together."""
     most = settings.limits.max_connections
     limits = msgspec.structs.replace(settings.limits, max_connections=None if most is None else ceil(most / processes))
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """Tenants: what each may use, what it has used, and what its requests in flight may still use.
 
 Enters: requests with the tokens that they may take, and later what they took. Leaves: charges and denials, and usage
-that survives new settings and restarts. The one rule: a charge is settled once, whatever becomes of its request.
+that survives new settings and restarts. The one rule: a charge is settled once, however its request ends.
 """
 
 import time
@@ -18,7 +18,7 @@ from pointsman.runtimes.stores import UsageStore
 
 
 class Denial(msgspec.Struct, frozen=True):
-    """Why a request must wait, and how long."""
+    """Why a request must wait, and for how long."""
 
     why: str
     retry_after_s: int
@@ -63,16 +63,16 @@ class Reserve:
     def __init__(self) -> None:
         self.amount = 0.0
         self.holders = 0
-        """Requests that it is set aside for; also those that have used up their part."""
+        """Number of requests that it is set aside for, including those that have used up their part."""
 
     def add(self, amount: float) -> None:
         self.amount += amount
         self.holders += 1
 
     def leave(self, rest: float) -> None:
-        """A request has ended, and returns what it has not used."""
+        """Return what a request that has ended did not use."""
         self.holders -= 1
-        self.amount = self.amount - rest if self.holders else 0.0  # without the rounding errors of a long day
+        self.amount = self.amount - rest if self.holders else 0.0  # drop accumulated rounding errors
 
 
 SETTLES_S = 1
@@ -88,18 +88,18 @@ class Tenant:
         self.name = spec.name
         self.spec = spec
         self.spent = 0.0
-        """In the current period."""
+        """Cost spent in the current period."""
         self.cost = Reserve()
         self.tokens = Reserve()
         self.changed = False
-        """Since its usage was last saved."""
+        """Whether its usage has changed since it was last saved."""
         self.period_ends: float | None = None
         """None before the first period begins."""
         self.requests_left = _bucket(self.kind, None, spec.requests_per_minute)
         self.tokens_left = _bucket(self.kind, None, spec.tokens_per_minute)
 
     def configure(self, spec: TenantSpec) -> None:
-        """New limits; what was used and reserved stays."""
+        """Set new limits; what was used and reserved stays."""
         self.spec = spec
         self.requests_left = _bucket(self.kind, self.requests_left, spec.requests_per_minute)
         self.tokens_left = _bucket(self.kind, self.tokens_left, spec.tokens_per_minute)
@@ -115,8 +115,9 @@ class Tenant:
         """Count a request with a prompt of this many tokens and an answer of at most that many, and reserve what it may
         use; a denial if it exceeds the limits, and then it is not counted.
 
-        `answer`: None if there is nothing to reserve. `part`: of a request that was counted already. Its cost must fit
-        into the budget like any other; tokens it may borrow from the next minute, for work that was begun.
+        `answer`: None if there is nothing to reserve. `part`: it is part of a request that was counted already. Its
+        cost must fit into the budget like any other, but it may borrow tokens from the next minute, because work has
+        begun.
         """
         requests, charge = self.requests_left, None if answer is None else Charge(self, prompt, answer, price)
         denial = self._beyond_budget(0.0 if charge is None else charge.cost, now)
@@ -174,7 +175,7 @@ class Tenant:
         return Denial(f"{why}; a lower max_tokens reserves less", SETTLES_S)
 
     def budget_left(self, now: float) -> float:
-        """Of the budget that it has, in the period of this time."""
+        """What is left of its budget in the present period."""
         return (self.spec.cost_budget or 0.0) - self.spent_by(now)
 
     def use(self, cost: float, tokens: float, now: float) -> None:
@@ -220,7 +221,7 @@ def _bucket(kind: type[Bucket], before: Bucket | None, per_minute: float | None)
 
 
 def is_idle(tenant: Tenant, now: float) -> bool:
-    """Whether a tenant has nothing in flight, and no period that would go on."""
+    """Whether a tenant has nothing in flight and no open period."""
     return not tenant.tokens.holders and (tenant.period_ends is None or now >= tenant.period_ends)
 
 
@@ -230,7 +231,7 @@ def _requests(number: int) -> str:
 
 class Charge:
     """What one request takes from the limits of its tenant: reserved when it is admitted, used as its answer grows, and
-    settled once, whatever becomes of it."""
+    settled once, however it ends."""
 
     __slots__ = ("_answer", "_answer_price", "_left", "_prompt", "_prompt_price", "_tenant", "_tokens_left",
                  "_used_tokens", "cost", "used")  # fmt: skip
@@ -242,9 +243,9 @@ class Charge:
         self._prompt_price = 0.0 if price is None else price.per_million_input_tokens / 1e6
         self._answer_price = 0.0 if price is None else price.per_million_output_tokens / 1e6
         self.cost = prompt * self._prompt_price + answer * self._answer_price
-        """Expected at most."""
+        """Maximum expected cost."""
         self._left, self._tokens_left = self.cost, float(prompt + answer)
-        """Reserved, and not used."""
+        """Reserved and not used."""
         self.used = self._used_tokens = 0.0
         """What its tenant was charged so far."""
 
@@ -255,7 +256,7 @@ class Charge:
             self._tenant.cost.add(self.cost)
 
     def grown(self, answer: int, now: float) -> None:
-        """The answer has this many tokens so far."""
+        """Charge an answer that has this many tokens so far."""
         self._use(self._prompt, answer, now)
 
     def settle(self, usage: Usage | None, counted: int | None, size: int, now: float) -> None:
@@ -294,7 +295,7 @@ class UsageState(msgspec.Struct, frozen=True, kw_only=True):
     spent: float
     period_ends: float | None
     requests_left: float | None
-    """Of the minute's worth; None if there is no limit."""
+    """Requests that are left of a minute's worth; None if there is no limit."""
     tokens_left: float | None
 
     @classmethod
@@ -309,7 +310,7 @@ class UsageState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def restore(self, tenant: Tenant, now: float, wall: float) -> None:
-        """Let a tenant go on from here: its buckets have refilled since, and its period may be over."""
+        """Restore a tenant: its buckets have refilled since, and its period may be over."""
         if self.period_ends is not None and self.period_ends > wall:
             tenant.spent, tenant.period_ends = self.spent, now + self.period_ends - wall
         for bucket, left in ((tenant.requests_left, self.requests_left), (tenant.tokens_left, self.tokens_left)):
@@ -329,7 +330,7 @@ class UsageBook:
         self._wall = wall
         self._store: UsageStore | None = None
         self._tenants: dict[str, Tenant] = {}
-        """Also tenants that are gone, until their period is over: they may come back."""
+        """All tenants, including removed ones until their period is over, because they may come back."""
         self._saved_at = -SAVE_S
 
     def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
@@ -345,7 +346,7 @@ class UsageBook:
         return listed
 
     def open(self, store: UsageStore) -> None:
-        """Go on from what is stored, and save there from now on. Raises `PointsmanError` if it cannot be read."""
+        """Load stored usage, and save it there from now on. Raises `PointsmanError` if it cannot be read."""
         now, wall = time.monotonic(), self._wall()
         for name, text in store.usage().items():
             try:
@@ -353,7 +354,7 @@ class UsageBook:
             except msgspec.DecodeError as error:
                 raise PointsmanError(
                     f'what tenant "{name}" has used cannot be read ({error}); move the state directory away, and apply '
-                    "the manifest anew"
+                    "the manifest again"
                 ) from error
             state.restore(self._tenants.setdefault(name, Tenant(TenantSpec(name=name))), now, wall)
         self._store = store

@@ -1,7 +1,7 @@
 """The way to the instances: requests in flight, where each was sent, and the connections that they take.
 
 Two kinds of requests are carried by the same dispatchers to the same connections: clients' requests, and steps of
-pipelines. What they have in common is `InFlight`; what is sent, and what becomes of the response, is each kind's own.
+pipelines. `InFlight` is their common part; what is sent, and what happens to the response, differs.
 """
 
 import time
@@ -45,7 +45,7 @@ KEPT = frozenset(
         Outcome.EVICTED_OTHER,
     }
 )
-"""Refusals in place of which the client gets the answer of an instance, if there is one."""
+"""Refusals that are replaced by the answer of an instance, if there is one."""
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
@@ -54,7 +54,7 @@ HOPELESS_RETRY_S = 30
 KEYS_S = 2.0
 """How often the keys of engines are read again: files may change."""
 LATELY_S = 60.0
-"""A problem of requests is shown until it has not occurred for this long."""
+"""How long a problem of requests is shown after it last occurred."""
 
 
 class Carried(Protocol):
@@ -67,23 +67,23 @@ class Carried(Protocol):
     def request(self) -> RequestMetadata: ...
 
     def send(self, command: Send) -> None:
-        """Send it to an instance; if it was on another, that one is let go."""
+        """Send it to an instance, and drop the one that it was on before."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """It will not be served, or not to its end."""
+        """Refuse it, or end it early."""
 
     def withdraw(self, refusal: Refusal | None = None) -> None:
-        """The dispatcher forgets it: it was refused, or its client has gone."""
+        """Remove it from the dispatcher: it was refused, or its client has gone."""
 
     def let_go(self) -> None:
         """Ignore what the instance still sends."""
 
     def timed_out(self) -> None:
-        """The instance has not answered in time."""
+        """Handle an instance that has not answered in time."""
 
 
 class InFlight(msgspec.Struct, eq=False, kw_only=True):
-    """A request that is on an instance or waits for one: what both kinds have in common."""
+    """A request that is on an instance or waits for one: the common part of both kinds."""
 
     upstream: "Upstream"
     lane: "Lane"
@@ -92,26 +92,26 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     deadline: float = inf
     """When the instance times out."""
     instance_id: str = ""
-    """Where it was sent last."""
+    """The instance that it was sent to last."""
     _pool: ConnectionPool | None = None
     _attempt: "ClientConnection | Task[None] | None" = None
-    """The connection that it was sent on, or the task that makes one."""
+    """The connection that it was sent on, or the task that opens one."""
     _fresh: bool = False
-    """The last try was on a connection of its own."""
+    """Whether the last try was on a new connection."""
     _head: ResponseHead | None = None
-    """Of a response that comes in pieces."""
+    """The head of a response that comes in pieces."""
     _unrenewed_bytes: int = 0
-    """Of such a response, since its deadline was last moved."""
+    """Bytes of such a response since its deadline was last extended."""
     _doubts: tuple[Doubt, ...] = ()
     """Errors of instances that it was sent to, which another one may contradict."""
     usage_question: bytes | None = None
-    """Asks instances for the usage of its stream, which the client did not ask for and does not get; None: do not."""
+    """The `stream_options` that ask instances for usage, which the client does not get; None: do not ask."""
     _asked: bool = False
-    """This try has asked."""
+    """Whether this try asks for usage."""
     _unasked: bool = False
-    """This try has not, because the last one was refused, maybe for that."""
+    """Whether this try does not ask because the last one was refused, perhaps for asking."""
     _command: Send | None = None
-    """The last one."""
+    """The last command."""
     _kept: "KeptAnswer | None" = None
     """An error of an instance: its client gets it unless another one serves the request."""
 
@@ -150,14 +150,14 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self._attempt = connection
 
     def _renew_by_bytes(self, payload: bytes, now: float) -> None:
-        """Move the deadline if enough of a body without events has arrived: single bytes are no progress."""
+        """Extend the deadline if enough of a body without events has arrived: single bytes are not progress."""
         self._unrenewed_bytes += len(payload)
         if self._unrenewed_bytes >= PROGRESS_BYTES:
             self._unrenewed_bytes = 0
             self.deadline = now + self.upstream.settings.stall_timeout
 
     def _asks_another(self, head: ResponseHead, body: bytes, retried: Container[int]) -> bool:
-        """An instance answered with an error status: whether another one is tried in place of passing it on."""
+        """Whether to try another instance instead of passing on an error status."""
         status, lane = head.status, self.lane
         doubt = Doubt(self.instance_id, kind_of(status))
         if status not in retried and (status >= 500 or not wants_opinion(self, doubt)):
@@ -174,8 +174,8 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         return True
 
     def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
-        """This try has failed, or was answered with an error. The dispatcher decides what happens now. `local`: what is
-        wrong on this side, which is no evidence against the instance."""
+        """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
+        `local`: what is wrong on this side, which is no evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
         if local:
             self.upstream.unsent.note(local, why, now)
@@ -189,7 +189,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         lane.failed(doubt.instance_id, why, doubt.kind)
 
     def _judge(self, status: int) -> None:
-        """It was answered by its instance: count that, and compare it with what others have answered."""
+        """Count the answer of its instance, and compare it with the answers of others."""
         lane = self.lane
         if status < 400:
             lane.worked(self.instance_id)
@@ -202,7 +202,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self._doubts = ()
 
     def _leave(self) -> None:
-        """Nothing more is decided about it, and nothing more is read from its instance."""
+        """Leave the dispatcher and the instance: no more decisions, no more of the response."""
         self.let_go()
         self.upstream.in_flight.pop(self.request.request_id, None)
 
@@ -222,7 +222,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
 
 
 def note_answer(one: InFlight, status: int | None, charge: "Charge | None") -> None:
-    """Add to the record of a request how it was answered, and what that cost its tenant."""
+    """Add the answer and its cost for the tenant to the record of a request."""
     record = one.lane.dispatcher.records.get(one.request.request_id)
     if record is not None:
         record.status = status
@@ -244,17 +244,17 @@ class KeptAnswer(NamedTuple):
 
 
 class RefusedAnswer(NamedTuple):
-    """How a request is answered that is not served."""
+    """The answer to a request that is not served."""
 
     status: int
     retry_after_s: int | None
     """None if trying again is of no use."""
     kept: KeptAnswer | None
-    """What an instance has answered, to be passed on; None if none has."""
+    """The answer of an instance that is passed on instead; None if there is none."""
 
 
 def body_for(one: InFlight, command: Send, body: Bytes) -> Bytes:
-    """The body as an instance gets it: with the name that it serves, and asked for usage if it takes that."""
+    """The body as an instance gets it: with its own name of the model, and asking for usage if it accepts that."""
     instance, one._command = command.endpoint.instance, command
     if instance.engine_names:
         served = instance.engine_names.get(one.request.model_name)
@@ -276,7 +276,7 @@ def asked_too_much(one: InFlight, status: int) -> bool:
 
 
 def learn_usage(one: InFlight) -> None:
-    """An instance serves a stream: it takes the question for usage, or it was that what it refused."""
+    """Learn from a stream that is served whether the instance accepts being asked for usage."""
     if one._asked:
         one.upstream.takes_usage[one.instance_id] = True
     elif one._unasked:
@@ -284,9 +284,8 @@ def learn_usage(one: InFlight) -> None:
 
 
 def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
-    """Whether another instance is asked about an error that may be the client's.
-
-    None is if one was asked before, if no other takes requests, or if failures may need the retries that are left.
+    """Whether to ask another instance about an error that may be the client's fault. Not if one was asked before, if no
+    other takes requests, or if failures may need the retries that are left.
     """
     lane, now, model = one.lane, time.monotonic(), one.request.model_name
     if one._kept is not None:
@@ -309,7 +308,7 @@ class Unsent:
 
     def __init__(self) -> None:
         self._by_cause: dict[str, tuple[int, str, float]] = {}
-        """Cause -> how many, the last error, and when that was."""
+        """Cause -> the number of requests, the last error, and its time."""
 
     def note(self, cause: str, why: str, now: float) -> None:
         count, _, at = self._by_cause.get(cause, (0, "", now))
@@ -456,7 +455,7 @@ class Upstream:
 
 
 def _set_key(pool: ConnectionPool, instance: object) -> None:
-    """Send the key that the engine asks for. One that cannot be read any more stays as it was: its probes tell."""
+    """Send the key that the engine asks for. If it can no longer be read, the last one is kept; probes report that."""
     source = getattr(instance, "key", "")
     if not source:
         pool.lines = b""
@@ -484,7 +483,7 @@ def retry_after_s(lane: "Lane") -> int:
 
 
 def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
-    """If it is for want of instances: with what the plane knows about that."""
+    """If instances are missing, the refusal with what the plane knows about that."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
     absence = unavailability(lane)

@@ -12,15 +12,15 @@ from pointsman.http.pool import ClientConnection, ConnectionPool, Outbox, Target
 from pointsman.http.responses import ResponseHead
 
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
-"""Of a response that is fetched as a whole."""
+"""Maximum size of a response that is fetched as a whole."""
 KEPT_S = 30.0
-"""How long a connection is kept between exchanges: what is between may forget it silently."""
+"""How long a connection is kept between exchanges: a middlebox may drop it silently."""
 AHEAD_BYTES = 1024 * 1024
 """Bytes of a streamed response that may wait to be read."""
 
 
 class NoResponse(PointsmanError):
-    """A server gave no response, or an incomplete or unreadable one; the message says how that showed."""
+    """A server gave no response, or an incomplete or unreadable one; the message describes the failure."""
 
     def __init__(self, why: str, *, began: bool = False, error: OSError | None = None, local: str = "") -> None:
         self.began = began
@@ -87,7 +87,7 @@ class StreamedResponse:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Give the rest up, if any is missing."""
+        """Give up the rest of the body, if any is missing."""
         if self._has_ended:
             return
         if isinstance(self._attempt, ClientConnection):
@@ -122,7 +122,7 @@ class StreamedResponse:
             self._pause(True)
         self._news.set()
 
-    def stream_ended(self) -> None:
+    def stream_ended(self, trailers: bytes = b"") -> None:
         self._pause(False)  # the connection may serve another request from here on
         self._has_ended = True
         self._news.set()
@@ -147,14 +147,14 @@ class Exchange:
         self._pool = pool
         self._request = (head, body)
         self._done: Callable[[Reply], None] | None = done
-        """None once it was called, or is not wanted any more."""
+        """None once it was called or cancelled."""
         self._status = 0
         self._pieces: list[bytes] = []
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._timed_out, timeout_s)
         self._attempt = pool.send(self, head, body)
 
     def cancel(self) -> None:
-        """No response is wanted any more."""
+        """Give up the response."""
         self._done = None
         self._timer.cancel()
         if isinstance(self._attempt, ClientConnection):
@@ -191,7 +191,7 @@ class Exchange:
             if done is not None:
                 done(NoResponse(f"its answer is longer than {MAX_RESPONSE_BYTES} bytes", began=True))
 
-    def stream_ended(self) -> None:
+    def stream_ended(self, trailers: bytes = b"") -> None:
         self._end(HttpResponse(self._status, b"".join(self._pieces)))
 
     def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:

@@ -1,7 +1,7 @@
-"""Heads of requests: read by a fast parser if nearly all clients send the like, else by llhttp.
+"""Heads of requests: common ones are read by a fast parser, all others by llhttp.
 
 Enters: bytes of clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
-not read here: what follows a head is decided by its framing alone, which both parsers must read in the same way.
+not read here: the framing alone decides what follows a head, and both parsers must read it in the same way.
 """
 
 import re
@@ -43,9 +43,9 @@ class HttpRequest:
         self.keep_alive = True
         self.is_http_1_0 = False
         self.charged = 0
-        """Bytes of its body that count towards the limit on buffered bytes."""
+        """Bytes of its body that count towards the limit of buffered bytes."""
         self.repeats: RepeatedHead | None = None
-        """What the heads of its connection have in common; None if it was not read by the fast parser."""
+        """The repeated head of its connection; None if the fast parser did not read it."""
 
 
 class RequestLimits(Protocol):
@@ -90,10 +90,10 @@ class HeadReader:
         """The last three bytes: the empty line may be split anywhere."""
         self._first_line = b""
         self._framing_error = ""
-        """Why llhttp would not read the body; often there is more to say about it."""
+        """Why llhttp rejects the framing; often there is a more precise reason."""
 
     def feed(self, data: bytes, start: int, stop: int) -> int:
-        """Read up to the end of the head, or to `stop`. Where reading ended. Raises `HttpParserError`."""
+        """Read up to the end of the head, or to `stop`. Returns where reading ended. Raises `HttpParserError`."""
         joined = self._tail + data[start:stop]
         empty_line = joined.find(b"\r\n\r\n")
         end = stop if empty_line < 0 else start + empty_line + 4 - len(self._tail)
@@ -103,7 +103,7 @@ class HeadReader:
             self._read_first_line(piece)
         self.size += len(piece)
         try:
-            with suppress(HttpParserUpgrade):  # nothing is upgraded here: the offer is ignored
+            with suppress(HttpParserUpgrade):  # upgrades are not supported: the offer is ignored
                 self._llhttp.feed_data(piece)
         except HttpParserError as error:
             if not self.is_complete:
@@ -112,7 +112,7 @@ class HeadReader:
         return end
 
     def _read_first_line(self, piece: bytes) -> None:
-        """Keep the request line: llhttp does not tell the protocol in it."""
+        """Keep the request line: llhttp does not report its protocol."""
         so_far = (self._first_line + piece).lstrip(b"\r\n")
         line, newline, _ = so_far.partition(b"\n")
         self._first_line = line + newline
@@ -219,16 +219,16 @@ _UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive pr
 
 
 class RepeatedHead:
-    """The head of the last request of a connection. Clients repeat it, and only change the length of the body: then
-    nothing is read anew but that."""
+    """The head of the last request of a connection. Clients often repeat it with another length of the body; then only
+    the length is read again."""
 
     __slots__ = ("_after", "_before", "_limits", "headers", "lines_for_engines", "path")
 
     def __init__(self, head: bytes, path: bytes, headers: dict[bytes, bytes], limits: RequestLimits) -> None:
-        """`head`: with its empty line. It was read by the fast parser, within these limits."""
+        """`head` includes its empty line. The fast parser has read it within these limits."""
         self.path = path
         self.headers = headers
-        """As they were received last; requests have copies."""
+        """Headers as last received; requests have copies."""
         self.lines_for_engines: bytes | None = None
         """Header lines that are passed on, if nothing changes them; None if they were not needed yet."""
         length = headers[b"content-length"]
@@ -238,7 +238,7 @@ class RepeatedHead:
         self._limits = limits
 
     def read(self, data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
-        """The same as `read_fast`; None if this is another head."""
+        """The result of `read_fast`; None if this is another head."""
         start = at + len(self._before)
         if not data.startswith(self._before, at) or self._limits is not limits:
             return None
@@ -255,8 +255,8 @@ class RepeatedHead:
 
 
 def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
-    """The request that begins at `at`, without its body; where that starts, and how long it is. None if the head is not
-    complete, or one for llhttp."""
+    """The request that begins at `at`, without its body, and the body's start and length. None if the head is
+    incomplete, or one for llhttp."""
     end = data.find(b"\r\n\r\n", at, at + limits.max_header_bytes)
     if end < 0:
         return None
@@ -273,7 +273,7 @@ def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest,
             return None
         headers[header[0]] = header[1]
     length = headers.get(b"content-length")
-    if length is None or b"host" not in headers or len(headers) != len(lines):  # one came twice
+    if length is None or b"host" not in headers or len(headers) != len(lines):  # a header came twice
         return None
     if int(length) > limits.max_body_bytes:
         return None

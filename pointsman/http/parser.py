@@ -7,11 +7,11 @@ A request is not read before the one ahead of it is answered (`read_on`), and on
 what is left is read in a later turn of the loop, so that no client keeps the others waiting.
 """
 
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Protocol
 
 from httptools import HttpParserError
 
+from pointsman.http.buffers import NO_BODY, PartialBody
 from pointsman.http.heads import (
     COPIED_BYTES,
     NO_REQUEST,
@@ -26,10 +26,6 @@ from pointsman.http.heads import (
 )
 from pointsman.http.responses import ChunkReader, MalformedHttp
 
-TINY_BYTES = 512
-"""Shorter parts of a body are joined as they arrive: a list of them would take many times their size."""
-LARGE_BYTES = 1024 * 1024
-"""Larger bodies are copied into pages of their own as they arrive: joining them at the end would stop the loop."""
 RESERVED_BYTES = 64 * 1024 * 1024
 """Address space for a large body of unknown size."""
 SLICE_BYTES = 8 * 1024
@@ -69,49 +65,12 @@ class RequestReceiver(Protocol):
         """Enough was read for now: call `read_on` in a later turn."""
 
 
-class PartialBody:
-    """What has arrived of one body."""
-
-    __slots__ = ("_pages", "_parts", "_room", "size")
-
-    def __init__(self, room: int) -> None:
-        """`room`: its size, or what it will hardly exceed."""
-        self._room = room
-        self.size = 0
-        self._parts: list[Bytes] = []
-        self._pages: mmap | None = None
-        """Of a large body; they take no memory before something is written there."""
-
-    def add(self, part: Bytes) -> None:
-        parts, end = self._parts, self.size + len(part)
-        if self._pages is not None and end <= self._room:
-            self._pages[self.size : end] = part
-        elif self._pages is not None or (end > LARGE_BYTES and parts):
-            so_far, self._room = self.whole(), self._room if end <= self._room else 2 * end
-            self._pages = mmap(-1, self._room, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-            self._pages[:end] = b"".join((so_far, part))
-            parts.clear()
-        elif parts and len(parts[-1]) < TINY_BYTES:
-            parts[-1] = b"".join((parts[-1], part))
-        else:
-            parts.append(part)
-        self.size = end
-
-    def whole(self) -> Bytes:
-        if self._pages is not None:
-            return memoryview(self._pages)[: self.size]
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-
-
-NO_BODY = PartialBody(0)
-
-
 class RequestParser:
     """The parser of one connection."""
 
     __slots__ = (
         "_at", "_body", "_body_left", "_chunks", "_data", "_head", "_is_waiting", "_owner", "_reading",
-        "_receiver", "_repeated", "closed", "in_body",
+        "_receiver", "_repeated", "closed", "in_body", "space",
     )  # fmt: skip
 
     def __init__(self, receiver: RequestReceiver, owner: LimitsOwner) -> None:
@@ -120,15 +79,17 @@ class RequestParser:
         self.closed = False
         """Nothing more is read."""
         self.in_body = False
+        self.space: memoryview | None = None
+        """Where to read the next bytes to, if they belong to a body; None: feed them."""
         self._is_waiting = False
-        """A request was handed over, or enough was read for now: `read_on` comes first."""
+        """Whether it waits for `read_on`, because a request was handed over, or enough was read for now."""
         self._data: bytes = b""
-        """What was received and not read yet, from `_at` on."""
+        """Received bytes, of which those from `_at` on were not read yet."""
         self._at = 0
         self._head: HeadReader | None = None
-        """Of a head that the fast parser leaves alone."""
+        """Reads a head that the fast parser does not handle."""
         self._repeated: RepeatedHead | None = None
-        """The last head that it did not; None if there was none."""
+        """The last head that the fast parser has read; None if there was none."""
         self._reading = NO_REQUEST
         self._body = NO_BODY
         self._body_left = 0
@@ -153,7 +114,7 @@ class RequestParser:
         self.closed = True
         self._head = self._chunks = None
         self._data, self._at = b"", 0
-        self._body = NO_BODY
+        self._body, self.space = NO_BODY, None
 
     def feed(self, data: bytes) -> None:
         if self.closed:
@@ -175,13 +136,13 @@ class RequestParser:
             self._read()
 
     def read_on(self) -> None:
-        """Read what was received meanwhile, up to the end of the next request."""
+        """Go on reading, up to the end of the next request."""
         self._is_waiting = False
         if self._data and not self.closed:
             self._read()
 
     def _read(self) -> None:
-        """Read until a request is whole, nothing is left, or it is enough for now."""
+        """Read until a request is complete, nothing is left, or enough was read for now."""
         most = MAX_CHUNKS_PER_TURN + (0 if self._chunks is None else self._chunks.count)
         while self._at < len(self._data) and not self.closed and not self._is_waiting:
             if self._body_left:
@@ -201,7 +162,7 @@ class RequestParser:
     # Heads
 
     def _read_fast(self, data: bytes, at: int) -> tuple[HttpRequest, int, int] | None:
-        """The same as `read_fast`; a head that is repeated is not read anew."""
+        """The result of `read_fast`; a repeated head is not read again."""
         limits, repeated = self._owner.limits, self._repeated
         if repeated is not None and (fast := repeated.read(data, at, limits)) is not None:
             return fast
@@ -251,18 +212,33 @@ class RequestParser:
             self._deliver(self._reading)
             return
         self.in_body, self._body_left = True, length
-        self._body = PartialBody(min(self._owner.limits.max_body_bytes, RESERVED_BYTES) if is_chunked else length)
-        if is_chunked or length > COPIED_BYTES:  # however it is split, it gets the same answer
+        room = min(self._owner.limits.max_body_bytes, RESERVED_BYTES) if is_chunked else length
+        self._body = PartialBody(room, is_exact=not is_chunked)
+        if is_chunked or length > COPIED_BYTES:  # the answer must not depend on how the bytes are split
             self._receiver.head_read(self._reading)
 
     def _read_body(self) -> None:
-        """More of a body with a length."""
+        """Read more of a body with a length."""
         data, at, left = self._data, self._at, self._body_left
         end = min(len(data), at + left)
         self._at = end
         self._body_left = left - (end - at)
-        self._keep(data[at:end] if end - at <= COPIED_BYTES else memoryview(data)[at:end])
-        if not self._body_left and not self.closed:
+        is_view = end - at > COPIED_BYTES and end == len(data)
+        self._keep(memoryview(data)[at:end] if is_view else data[at:end])
+        self._read_on_in_body()
+
+    def filled(self, size: int) -> None:
+        """Count bytes that were read into `space`."""
+        self._body_left -= size
+        self._receiver.body_grew(self._reading, self._body.filled(size))
+        self._read_on_in_body()
+
+    def _read_on_in_body(self) -> None:
+        if self.closed:
+            return
+        if self._body_left:
+            self.space = self._body.space()
+        else:
             self._end_body()
 
     def _read_chunks(self) -> None:
@@ -296,16 +272,15 @@ class RequestParser:
             self._end_body()
 
     def _keep(self, part: Bytes) -> None:
-        self._body.add(part)
-        self._receiver.body_grew(self._reading, len(part))
+        self._receiver.body_grew(self._reading, self._body.add(part))
 
     def _end_body(self) -> None:
         request = self._reading
         request.body = self._body.whole()
-        self.in_body, self._body, self._reading = False, NO_BODY, NO_REQUEST
+        self.in_body, self._body, self.space, self._reading = False, NO_BODY, None, NO_REQUEST
         self._deliver(request)
 
-    # What comes of it
+    # Results
 
     def _deliver(self, request: HttpRequest) -> None:
         self._is_waiting = True

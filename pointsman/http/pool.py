@@ -33,13 +33,13 @@ from pointsman.http.responses import (
 REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 """Method, target, authority, header lines each with its end, and length of the body."""
 
-# A write wakes the process that reads. Writing at the end of a turn of the event loop, in a row, wakes it once; that
-# takes a third off the cost of a request. With few requests in flight nothing is gained, and bytes go out at once.
+# A write wakes the process that reads. Collecting the writes of a turn of the event loop wakes it once, which saves a
+# third of the cost of a request. With few requests in flight nothing is gained, and bytes are written at once.
 
 FEW = 2
-"""Up to this many requests in flight, nothing is collected."""
+"""With at most this many requests in flight, writes are not collected."""
 LARGE = 8 * 1024
-"""Longer pieces are written at once, too."""
+"""Longer pieces are written at once."""
 
 
 class Outbox:
@@ -54,7 +54,7 @@ class Outbox:
 
     def write(self, transport: Transport, data: Bytes) -> None:
         """Write, now or at the end of this turn. Writes to one transport keep their order."""
-        if len(data) > LARGE:  # how much a client leaves unread must be known before more is written
+        if len(data) > LARGE:  # the unread bytes of a client must be known before more is written
             self.flush()
             transport.write(data)
         elif self._pending:
@@ -76,7 +76,7 @@ BUFFERED_BYTES = 4 * 1024 * 1024
 """Responses up to this size that are not streams are read completely before they are passed on, so that the request can
 be retried."""
 MAX_PATH_BYTES = 100
-"""Of a unix socket; systems take 104 to 108."""
+"""Maximum length of the path of a unix socket; systems allow 104 to 108."""
 BUSY_WAIT_S = 0.01
 BUSY_TRIES = 500
 
@@ -102,7 +102,7 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
-# Failures of this process or machine. They say nothing about the server, which was never asked.
+# Failures of this process or machine. They say nothing about the server, which was not reached.
 
 SHORTAGES: Mapping[int, str] = {
     errno.EMFILE: "files",
@@ -111,7 +111,7 @@ SHORTAGES: Mapping[int, str] = {
     errno.ENOBUFS: "memory",
     errno.EAGAIN: "processes",
 }
-"""What this side is short of, by error."""
+"""What this side lacks, by error number."""
 UNCONNECTED: Mapping[int, str] = {
     **SHORTAGES,
     errno.EADDRNOTAVAIL: "ports",
@@ -120,22 +120,28 @@ UNCONNECTED: Mapping[int, str] = {
     errno.EPERM: "permission",
     errno.EAFNOSUPPORT: "protocol",
 }
-"""The same for an attempt to connect."""
+"""What this side lacks, for an attempt to connect."""
 UNRESOLVED = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM})
-"""No name server has answered. One that says that a name does not exist has."""
+"""Errors of name lookup without an answer of a name server. "No such name" is an answer."""
 
 
 def local_cause(error: BaseException | None, causes: Mapping[int, str] = UNCONNECTED) -> str:
-    """What is wrong on this side, by which an attempt to connect has failed; empty: it may be the server."""
-    if isinstance(error, socket.gaierror):  # its numbers are others
-        return "names" if error.errno in UNRESOLVED else ""
-    if isinstance(error, ssl.SSLError):  # certificates to trust are read from files, and errors of that are hidden
-        return "" if descriptors_left() else "files"
-    return causes.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    """What is wrong on this side if an attempt to connect has failed; empty: the server may be at fault."""
+    if not isinstance(error, OSError):
+        return ""
+    if isinstance(error, socket.gaierror | ssl.SSLError):  # lookup errors have numbers of their own
+        cause = "names" if error.errno in UNRESOLVED and isinstance(error, socket.gaierror) else ""
+    else:
+        cause = causes.get(error.errno or 0, "")
+    if cause or isinstance(error, ConnectionError | TimeoutError):
+        return cause
+    # Names, trusted certificates and libraries are read from files; errors in reading them are hidden or look like
+    # others.
+    return "" if descriptors_left() else "files"
 
 
 def descriptors_left(count: int = 1) -> bool:
-    """Whether this process can open as many files now."""
+    """Whether this process can open this many more files."""
     held: list[int] = []
     try:
         while len(held) < count:
@@ -159,14 +165,15 @@ class ResponseListener(Protocol):
 
     def stream_piece(self, payload: bytes) -> None: ...
 
-    def stream_ended(self) -> None: ...
+    def stream_ended(self, trailers: bytes = b"") -> None:
+        """`trailers`: lines after the last chunk, each with its end."""
 
     def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
-        """There is no response, or no more of it. `stale`: the server had closed the connection before it was used;
-        `error`: why there is no connection, if that is so; `local`: see `local_cause`."""
+        """There is no response, or no more of it. `stale`: the server had closed the connection before it was used.
+        `error`: why there is no connection, if there is none. `local`: see `local_cause`."""
 
     def connected(self, connection: "ClientConnection") -> None:
-        """A connection had to be made for the request, and is there."""
+        """A connection was opened for the request."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -193,9 +200,9 @@ class ClientConnection(asyncio.Protocol):
         self._left: int | None = None
         """Bytes of the body to come; None if it ends with its chunks, or with the connection."""
         self._pieces: list[bytes] | None = None
-        """Of a response that is read completely; None if it is passed on as it comes."""
+        """Pieces of a response that is read completely; None if it is passed on as it comes."""
         self._held = 0
-        """Bytes of these."""
+        """Bytes of these pieces."""
 
     def send(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
         self.listener = listener
@@ -208,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
             write(self.transport, b"".join((head, body)))
 
     def cancel(self, listener: object) -> None:
-        """The listener wants no response any more: the server learns it from the closed connection."""
+        """Give up the response. The server notices by the closed connection."""
         if self.listener is listener:
             self.listener = None
             self.transport.abort()
@@ -220,13 +227,18 @@ class ClientConnection(asyncio.Protocol):
         self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:  # nothing was sent: the connection is not what it should be
+        if self.listener is None:  # a response without a request: the connection cannot be trusted
             self.transport.abort()
             return
         self.has_response = True
         if self.pace.later:
             self.pace.later += data
             return
+        if self._chunks is not None and self._pieces is None and len(data) <= TURN_CHUNKED_BYTES:
+            payload = self._chunks.only(data)
+            if payload is not None:  # as engines stream
+                self.listener.stream_piece(payload)
+                return
         try:
             if self._head is None:
                 self._read_head(data)
@@ -312,7 +324,7 @@ class ClientConnection(asyncio.Protocol):
             self._end()
 
     def _pass_on(self) -> None:
-        """The response is too long to be buffered."""
+        """Pass on a response that is too long to be buffered."""
         assert self._head is not None
         assert self._pieces is not None
         pieces, self._pieces = self._pieces, None
@@ -323,6 +335,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _end(self) -> None:
         listener, head, pieces = self.listener, self._head, self._pieces
+        trailers = b"" if self._chunks is None else self._chunks.trailers
         assert listener is not None
         assert head is not None
         self.listener = self._head = self._chunks = self._pieces = None
@@ -332,7 +345,7 @@ class ClientConnection(asyncio.Protocol):
             self.reused = True
             self.pool.put_back(self)
         if pieces is None:
-            listener.stream_ended()
+            listener.stream_ended(trailers)
         else:
             listener.answered(head, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
@@ -368,18 +381,17 @@ class ConnectionPool:
         self._closed = False
 
     def leads_to(self, target: Target) -> bool:
-        """Whether the target is still where these connections go."""
+        """Whether these connections lead to the target."""
         leads = self._address == _address_of(target)
         if leads:
-            self.target = target  # other facts of it may have changed
+            self.target = target  # other properties of the target may have changed
         return leads
 
     def send(
         self, listener: ResponseListener, head: bytes, body: Bytes, *, fresh: bool = False
     ) -> ClientConnection | Task[None]:
-        """Send a request on an idle connection; on a new one if there is none, or if a fresh one is wanted.
-
-        Returns the connection, or the task that makes one, which may be cancelled.
+        """Send a request on an idle connection; on a new one if there is none, or if `fresh` is set. Returns the
+        connection, or the task that opens one, which may be cancelled.
         """
         while self._idle and not fresh:
             connection = self._idle.pop()
@@ -431,12 +443,12 @@ class ConnectionPool:
             self._idle.remove(connection)
 
     def close_idle(self, since_before: float) -> None:
-        """Close connections that have been idle since before then."""
+        """Close connections that have been idle since before this time."""
         while self._idle and self._idle[0].idle_since < since_before:
             self._idle.pop(0).transport.close()
 
     def close(self) -> None:
-        """No new requests; those in flight go on."""
+        """Take no new requests; those in flight go on."""
         self._closed = True
         for connection in self._idle:
             connection.transport.close()

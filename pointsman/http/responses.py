@@ -19,8 +19,9 @@ CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 """The end mark of OpenAI's streams."""
 FIELDS = (b"data", b"event", b"id", b"retry", b":", b"\n", b"\r")
-"""What a stream of events may begin with."""
+"""Possible beginnings of a stream of events."""
 
+_USUAL = b"data: {"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 _DATA = re.compile(rb"(?:^|[\r\n])data:[ \t]*[^ \t\r\n]")
 
@@ -62,18 +63,22 @@ class EventStream:
     def __init__(self) -> None:
         self._held = b""
         self._in_event = False
-        """Part of a long event was passed on, and not its end."""
+        """Whether part of a long event was passed on, and its end was not."""
         self.has_data = False
-        """Whether there is data in what `feed` has returned last. Comments and empty events are no progress."""
+        """Whether the last result of `feed` contained data. Comments and empty events are not progress."""
         self.events = 0
-        """With data, passed on so far."""
+        """Number of events with data that were passed on."""
         self.last = b""
-        """The last piece with data that was passed on, and the one before it: usage is in the last event before the end
-        mark."""
+        """The last two pieces with data that were passed on: usage is in the last event before the end mark."""
         self.before_last = b""
 
     def feed(self, payload: bytes) -> bytes:
         """What may be passed on now."""
+        if payload.startswith(_USUAL) and payload.endswith(b"\n\n") and not self._held and not self._in_event:
+            self.has_data = True
+            self.events += payload.count(b"\n\n")
+            self.before_last, self.last = self.last, payload
+            return payload
         if self._held:
             payload, self._held = self._held + payload, b""
         was_in_event, self._in_event = self._in_event, False
@@ -94,7 +99,7 @@ class EventStream:
 
     @property
     def held(self) -> bytes:
-        """What has not been passed on."""
+        """The bytes that have not been passed on."""
         return self._held
 
 
@@ -136,15 +141,15 @@ class ResponseHead:
     __slots__ = ("_named", "chunked", "closes", "is_stream", "length", "lines", "reason", "status")
 
     def __init__(self, head: bytes) -> None:
-        """Read all that comes before the empty line. Raises `MalformedHttp`."""
+        """Read the lines before the empty line. Raises `MalformedHttp`."""
         status_line, *lines = head.split(b"\r\n")
         self.status, self.reason, self.closes = _read_status_line(status_line)
         self.length: int | None = None
         self.chunked = False
         self.is_stream = False
-        """Server-sent events, or other pieces that a replica wants passed on as they come."""
+        """Whether the body is server-sent events, or other pieces that a replica wants passed on as they come."""
         self._named: set[bytes] = set()
-        """Headers that the response names as those of this connection alone."""
+        """Headers that the response declares to be for this connection only."""
         for_clients = []
         for line in lines:
             name, value, passed_on = _read_line(line) if len(line) < LONG_LINE_BYTES else _parse_line(line)
@@ -182,7 +187,7 @@ class ResponseHead:
 
     @property
     def content_type(self) -> bytes:
-        """Empty if the server did not say."""
+        """The content type; empty if the server did not send one."""
         found = _CONTENT_TYPE.search(self.lines)
         return b"" if found is None else found[1].strip()
 
@@ -197,16 +202,16 @@ class ResponseHead:
 
 
 class RepeatedResponseHead:
-    """The last head of a server. Servers repeat it, and only change the length of the body: then nothing is read anew
-    but that."""
+    """The last head of a server. Servers often repeat it with another length of the body; then only the length is read
+    again."""
 
     __slots__ = ("_after", "_before", "_head")
 
     def __init__(self) -> None:
         self._head: ResponseHead | None = None
-        """None if no head came yet that may be repeated."""
+        """None until a head came that may be repeated."""
         self._before = self._after = b""
-        """What surrounds the content-length; `_after` is empty if there is none."""
+        """The bytes around the content-length; `_after` is empty if there is none."""
 
     def read(self, data: bytes) -> tuple[ResponseHead, int] | None:
         """The head that the data begins with, and where its body starts; None if it is another one."""
@@ -222,21 +227,21 @@ class RepeatedResponseHead:
         return (head.of_length(int(written)), end + len(after)) if written.isdigit() else None
 
     def remember(self, written: bytes, head: ResponseHead) -> None:
-        """`written`: with its empty line."""
+        """`written` includes the empty line."""
         self._head, self._before, self._after = head, written, b""
         if head.length is None:
             return
         found = _CONTENT_LENGTH.findall(written)
         value = written.find(found[0]) + len(found[0])
         length = written[value : written.index(b"\r", value)]
-        if len(found) != 1 or not length.isdigit():  # a second one must be compared
+        if len(found) != 1 or not length.isdigit():  # a second content-length must be compared
             self._head = None
         else:
             self._before, self._after = written[:value], written[value + len(length) :]
 
 
 def retry_after_s(head: ResponseHead, unix_time: float) -> float | None:
-    """How long a server asks to wait, as seconds or until a date; None if it does not, or not in a form known."""
+    """How many seconds a server asks to wait, by a number or a date; None if it does not, or in an unknown form."""
     found = _RETRY_AFTER.search(head.lines)
     if found is None:
         return None
@@ -289,19 +294,29 @@ _REQUEST_SIZE = re.compile(rb"0*([0-9A-Fa-f]{1,16})(?:%b)*" % _EXTENSION)
 _RESPONSE_SIZE = re.compile(rb"[ \t]*0*([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\n]*)?")
 
 
+_USUAL_DIGITS = 4
+_USUAL_SIZE = re.compile(rb"[0-9A-Fa-f]{1,%d}" % _USUAL_DIGITS)
+
+
+@lru_cache(maxsize=1024)
+def _plain_size(line: bytes) -> int:
+    """The size of a chunk; 0 if there is more in its line than a few digits."""
+    return int(line, 16) if _USUAL_SIZE.fullmatch(line) else 0
+
+
 class ChunkReader:
     """Extracts the payload of a chunked body."""
 
     __slots__ = ("_closing", "_rest", "_size_of", "beyond", "count", "ended", "left", "trailers")
 
     def __init__(self, *, is_request: bool = False) -> None:
-        """`is_request`: sizes and extensions must follow the grammar to the letter; servers may be more careless."""
+        """`is_request`: sizes and extensions must follow the grammar strictly; for servers this is relaxed."""
         self._size_of = (_REQUEST_SIZE if is_request else _RESPONSE_SIZE).fullmatch
         self._rest = b""
         self.left = 0
         """Bytes of the current chunk to come; 0 if a size line comes next."""
         self._closing = False
-        """The line end after a chunk comes next."""
+        """Whether the line end after a chunk comes next."""
         self.count = 0
         """Chunks so far."""
         self.ended = False
@@ -309,6 +324,17 @@ class ChunkReader:
         """Lines after the last chunk, without the empty one; complete once it has ended."""
         self.beyond = b""
         """Bytes after the end."""
+
+    def only(self, data: bytes) -> bytes | None:
+        """The payload, if these bytes are one whole chunk; None if they are anything else, which `feed` reads."""
+        end = data.find(b"\r\n", 0, _USUAL_DIGITS + 2)
+        if end <= 0 or self.left or self._closing or self._rest:
+            return None
+        size = _plain_size(data[:end])
+        if not size or end + size + 4 != len(data) or not data.endswith(b"\r\n"):
+            return None
+        self.count += 1
+        return data[end + 2 : -2]
 
     def feed(self, data: bytes) -> bytes:
         """The payload in these bytes, joined. Raises `MalformedHttp`."""
@@ -358,7 +384,7 @@ class ChunkReader:
         return int(found[1], 16)
 
     def _may_continue(self, rest: bytes) -> bool:
-        """Whether this can be the beginning of a line: a CR is its last byte, if there is any."""
+        """Whether this can be the beginning of a line: if it has a CR, that is its last byte."""
         if self._closing:
             return rest == b"\r"
         return b"\n" not in rest and b"\r" not in rest[:-1]
@@ -389,7 +415,8 @@ def _past_line_end(data: bytes, at: int) -> int:
 # How much is read at a time
 
 TURN_BYTES, TURN_CHUNKED_BYTES = 128 * 1024, 8 * 1024
-"""Of one connection, which are read in one turn of the loop; it would read megabytes. Chunks may be tiny."""
+"""Maximum bytes of one connection that are read in one turn of the loop, which would otherwise read megabytes. Chunks
+may be tiny, so their limit is lower."""
 
 
 class ReadPace:
@@ -402,12 +429,12 @@ class ReadPace:
         self._loop = loop
         self._read = read
         self._paused = False
-        """The listener wants no more for now."""
+        """Whether the listener wants no more for now."""
         self.later = b""
-        """What has arrived, and is read in a later turn."""
+        """Bytes that have arrived and are read in a later turn."""
 
     def first(self, data: bytes, most: int) -> bytes:
-        """What of this is read now; the rest is read later."""
+        """The part of the data that is read now; the rest is read later."""
         if len(data) <= most:
             return data
         self.later = data[most:]

@@ -6,7 +6,6 @@ answered once.
 """
 
 import asyncio
-import ctypes
 import json
 import socket
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol, cast
 
+from pointsman.http.buffers import READ_BYTES, BufferBudget
 from pointsman.http.heads import HttpRequest, RequestLimits
 from pointsman.http.parser import RequestParser
 from pointsman.http.pool import Outbox
@@ -24,11 +24,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b"connection: keep-alive\r\n"
-"""For clients of HTTP/1.0; later versions take it for granted."""
+"""For clients of HTTP/1.0; it is the default in later versions."""
 CLOSE = b"connection: close\r\n"
 JSON = b"application/json"
-TRIMMED_BYTES = 64 * 1024 * 1024
-"""Memory is given back once this much less is held than before."""
 RETRY_SOON = b"retry-after: 1\r\n"
 LINGER_S = 2.0
 """How long a client whose request was refused may go on sending it, so that it gets to read why."""
@@ -51,36 +49,11 @@ class ConnectionLimits(RequestLimits, Protocol):
     def write_timeout(self) -> float: ...
 
 
-class BufferBudget:
-    """Bytes of requests that a server holds in memory, all its connections together."""
-
-    __slots__ = ("_most", "held", "limit")
-
-    def __init__(self, limit: float = NEVER) -> None:
-        self.limit = limit
-        self.held = 0
-        self._most = 0
-        """Held since memory was last given back."""
-
-    @property
-    def is_exceeded(self) -> bool:
-        return self.held > self.limit
-
-    def trim(self) -> None:
-        """Give memory of large requests back to the system, now and then: the allocator keeps it otherwise."""
-        self._most = max(self._most, self.held)
-        if self._most - self.held > TRIMMED_BYTES:
-            self._most = self.held
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:  # the C library can
-                trim(0)
-
-
 class ConnectionOwner(Protocol):
     """The server that a connection belongs to."""
 
     draining: bool
-    """Connections are closed after the answer that is being given."""
+    """Whether connections are closed after their current answer."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -95,7 +68,7 @@ class ConnectionOwner(Protocol):
     def buffered(self) -> BufferBudget: ...
 
     def connected(self, connection: Any) -> bool:
-        """Whether a new connection is accepted. Connections are of the kind that the owner makes."""
+        """Whether a new connection is accepted. Connections are of the class that the owner creates."""
 
     def disconnected(self, connection: Any) -> None: ...
 
@@ -111,10 +84,10 @@ class ConnectionOwner(Protocol):
 
 
 class RequestHandler(Protocol):
-    """What answers a request that takes its time."""
+    """Answers a request that is not answered at once."""
 
     def abandon(self) -> None:
-        """The client has disconnected: no answer is wanted."""
+        """The client has disconnected: give up the answer."""
 
     def pause(self) -> None:
         """The client does not read fast enough."""
@@ -122,7 +95,7 @@ class RequestHandler(Protocol):
     def resume(self) -> None: ...
 
 
-class ServerConnection(asyncio.Protocol):
+class ServerConnection(asyncio.BufferedProtocol):
     __slots__ = (
         "_awaits_body", "_charged", "_stopped_reading", "_unread", "deadline", "idle_since", "owner", "parser",
         "paused", "request", "serving", "transport",
@@ -134,20 +107,20 @@ class ServerConnection(asyncio.Protocol):
         self.owner = owner
         self.serving: RequestHandler | None = None
         self.request: HttpRequest | None = None
-        """The one that is being answered."""
+        """The request that is being answered."""
         self.deadline = NEVER
-        """When the client times out; the owner looks."""
+        """When the client times out; the owner checks it."""
         self.idle_since = 0.0
-        """When the last answer ended, or the connection was made."""
+        """When the last answer ended, or the connection was opened."""
         self.paused = False
-        """The client does not read what was written."""
+        """Whether the client does not read what was written."""
         self.parser = RequestParser(self, owner)
         self._awaits_body: bool | None = None
-        """What the deadline is for: the body or the head of a request; None if neither."""
+        """Whether the deadline is for the body (True) or the head (False) of a request; None if for neither."""
         self._charged = 0
-        """Bytes of a body that is not complete; they count towards the owner's limit."""
+        """Bytes of an incomplete body, which count towards the owner's limit."""
         self._unread = 0
-        """Bytes that were received ahead of their turn, and count as well."""
+        """Bytes that were received ahead of their turn, which count as well."""
         self._stopped_reading = False
 
     @property
@@ -158,7 +131,7 @@ class ServerConnection(asyncio.Protocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # transports of other loops only act like one
+        self.transport = cast(asyncio.Transport, transport)  # transports of other loops only behave like one
         self.idle_since = time.monotonic()
         self.deadline = self.idle_since + self.owner.limits.header_timeout
         if not self.owner.connected(self):
@@ -182,20 +155,33 @@ class ServerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.paused = False
         if self.parser.closed and self.request is None:
-            return  # the last bytes are on their way; the deadline of the end holds
+            return  # the last bytes are being sent; the deadline of the end applies
         self.deadline = NEVER
         if self.serving is not None:
             self.serving.resume()
         elif self.request is None:
             self._next()
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        space = self.parser.space
+        return self.owner.buffered.scratch if space is None else space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        parser = self.parser
+        if parser.space is None:
+            self.data_received(bytes(self.owner.buffered.scratch[:nbytes]))
+            is_enough = nbytes == READ_BYTES and parser.space is None
+        else:
+            parser.filled(nbytes)
+            is_enough = nbytes == TURN_BYTES
+        if is_enough:  # the loop would go on reading, and other clients would wait
+            self._let_read(on=False)
+            self.owner.loop.call_soon(self._let_read)
+
     def data_received(self, data: bytes) -> None:
         self.parser.feed(data)
         if self.parser.unread:
             self._hold_unread()
-        if len(data) > TURN_BYTES:
-            self._let_read(on=False)
-            self.owner.loop.call_soon(self._let_read)
 
     def _let_read(self, *, on: bool = True) -> None:
         if not self._stopped_reading and not self.transport.is_closing():
@@ -265,7 +251,7 @@ class ServerConnection(asyncio.Protocol):
         self.respond(status, body, b"content-type: %b\r\n%b" % (content_type, lines))
 
     def answered(self, *, close: bool) -> None:
-        """The current request is answered; the next one's turn comes."""
+        """Finish the current request; the next one's turn comes."""
         self._let_go()
         self.serving = None
         if close:
@@ -274,14 +260,14 @@ class ServerConnection(asyncio.Protocol):
             self._next()
 
     def _let_go(self) -> None:
-        """The current request needs no memory any more."""
+        """Release the memory of the current request."""
         request, self.request = self.request, None
         if request is not None and request.charged:
             self.owner.buffered.held -= request.charged
             request.charged = 0
 
     def _forget_body(self) -> None:
-        """Nothing that was received and not answered is wanted."""
+        """Drop everything that was received and not answered."""
         self.owner.buffered.held -= self._charged + self._unread
         self._charged = self._unread = 0
 
@@ -289,7 +275,7 @@ class ServerConnection(asyncio.Protocol):
         self.idle_since = now = time.monotonic()
         self.deadline = now + self._timeout_s()
         if self.parser.unread:
-            # Not from here: a client that sends many requests at once gets one answer per turn of the loop.
+            # Do not answer from here: a client that sends many requests at once gets one answer per turn of the loop.
             self.owner.loop.call_soon(self._read_on)
         else:
             self.parser.read_on()
@@ -312,7 +298,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading() if is_much else self.transport.resume_reading()
 
     def _drop_unread(self) -> None:
-        """There is no memory for requests that wait for their turn: the closed connection tells the client."""
+        """Close the connection, because there is no memory for requests that wait for their turn."""
         self.parser.close()
         self.owner.buffered.held -= self._unread
         self._unread = 0
@@ -337,9 +323,9 @@ class ServerConnection(asyncio.Protocol):
         self.close(linger=self.parser.is_in_request)
 
     def close(self, *, linger: bool = False) -> None:
-        """Close once everything is written. `linger`: more of a request may be coming. A connection that is closed with
-        unread bytes is reset, which may overtake the answer; so only our side is closed, and what comes is discarded
-        for a while."""
+        """Close once everything is written. `linger`: more of a request may still come. A connection that is closed
+        with unread bytes is reset, which may overtake the answer; so only our side is closed, and what comes is
+        discarded for a while."""
         self.parser.close()
         self._forget_body()
         self.owner.outbox.flush()
@@ -373,7 +359,7 @@ class ServerConnection(asyncio.Protocol):
 class ResponseStream:
     """The answer to the current request of a connection, in pieces."""
 
-    __slots__ = ("_connection", "_held", "_request", "is_chunked", "is_framed")
+    __slots__ = ("_connection", "_held", "_request", "_transport", "_write", "is_chunked", "is_framed")
 
     def __init__(
         self,
@@ -390,11 +376,12 @@ class ResponseStream:
         request = connection.request
         assert request is not None
         self._connection = connection
+        self._write, self._transport = connection.owner.outbox.write, connection.transport
         self._request = request
         self._held = b""
         self.is_chunked = length is None and not request.is_http_1_0
         self.is_framed = self.is_chunked or length is not None
-        """The client can tell where the answer ends without the end of the connection."""
+        """Whether the client can find the end of the answer without the end of the connection."""
         framing = b"transfer-encoding: chunked\r\n" if self.is_chunked else b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length
@@ -416,7 +403,7 @@ class ResponseStream:
 
     def write(self, piece: bytes) -> None:
         if piece:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.is_chunked else piece)
+            self._write(self._transport, b"%x\r\n%b\r\n" % (len(piece), piece) if self.is_chunked else piece)
 
     def hold(self, piece: bytes) -> None:
         """Send a piece with the next `flush`, or with the end."""
@@ -427,11 +414,11 @@ class ResponseStream:
             held, self._held = self._held, b""
             self._connection.write(held)
 
-    def end(self, piece: bytes = b"") -> None:
-        """Send the last piece, and the end."""
+    def end(self, piece: bytes = b"", trailers: bytes = b"") -> None:
+        """Send the last piece, and the end. `trailers`: lines after it, each with its end; only if it is chunked."""
         self._held += self._framed(piece)
         if self.is_chunked:
-            self._held += LAST_CHUNK
+            self._held += b"0\r\n%b\r\n" % trailers if trailers else LAST_CHUNK
         self.flush()
         self._connection.answered(close=not self._stays)
 
@@ -442,7 +429,7 @@ class ResponseStream:
 
 
 class OwnLimits(NamedTuple):
-    """For servers whose clients belong to the plane: large, and no timeout is enforced."""
+    """Limits of servers whose clients belong to the plane: they are large, and no timeout is enforced."""
 
     max_header_bytes: int = 64 * 1024
     max_headers: int = 1000

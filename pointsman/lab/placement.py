@@ -42,6 +42,10 @@ class Rehearsal:
                 unknown.append(name)
                 continue
             there = len(self._fleet.occupants.of(name))
+            self._asks = [  # as the manifest says: what is pinned there must not move
+                msgspec.structs.replace(template, instance_id=one.instance_id) if one.deployment == name else one
+                for one in self._asks
+            ]
             self._running += [f"{name}: {there} of {replicas} are there already"] if there else []
             names = (f"{name}-{number}" for number in count(1))
             free = (one for one in names if one not in self._fleet.occupants and one not in self._seen)

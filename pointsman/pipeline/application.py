@@ -15,7 +15,7 @@ from pointsman.pipeline.options import NodeOptions
 
 
 class Application:
-    """A built pipeline. Its nodes are attributes."""
+    """A built pipeline. Its nodes are attributes, and items: a node called `draw` is `app["draw"]`."""
 
     def __init__(self, name: str, graph: Graph, folder: Path) -> None:
         self.name = name
@@ -26,6 +26,9 @@ class Application:
     def __getattr__(self, name: str) -> "ApplicationNode":
         if name.startswith("__"):
             raise AttributeError(name)
+        return ApplicationNode(self, name)
+
+    def __getitem__(self, name: str) -> "ApplicationNode":
         return ApplicationNode(self, name)
 
     def __dir__(self) -> list[str]:

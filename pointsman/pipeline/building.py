@@ -25,6 +25,7 @@ from pointsman.pipeline.nodes import (
     InputPart,
     ModelNode,
     Owner,
+    ResultPart,
 )
 
 
@@ -91,6 +92,8 @@ class Bound(NamedTuple):
 
     graph: Graph
     owners: Mapping[str, Owner]
+    input: InputNode | None = None
+    """What stands for the input, if anything does."""
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:
@@ -104,6 +107,7 @@ class _Building:
         self._folder = folder
         self._problems: list[str] = []
         self._owners: dict[str, Owner] = {}
+        self._naming = _Naming(self._wrong)
         self._names: dict[int, str] = {}
         """By the identity of an owner: the name of its node."""
         self._nodes: dict[str, Node] = {}
@@ -136,7 +140,7 @@ class _Building:
             ingress_version=preprocessor.version or schema.version,
             python_path=tuple(self._roots),
         )
-        return Bound(graph, self._owners)
+        return Bound(graph, self._owners, self._input)
 
     # Values
 
@@ -146,6 +150,10 @@ class _Building:
             if not in_call:
                 return self._wrong(f"{where} is the result of a call; only a call can take that: bind it to a method")
             return FromStep(self._call(value))
+        if isinstance(value, ResultPart):
+            if not in_call:
+                return self._wrong(f"{where} is part of the result of a call; only a call can take that")
+            return FromStep(self._call(value._source), value._path)
         if isinstance(value, InputPart):
             if not in_call:
                 return self._wrong(f"{where} is the input, which comes with each request; bind it to a method")
@@ -221,7 +229,7 @@ class _Building:
     def _node(self, owner: Owner) -> str:
         if id(owner) in self._names:
             return self._names[id(owner)]
-        name = self._names[id(owner)] = self._name(owner)
+        name = self._names[id(owner)] = self._naming.name_of(owner, self._nodes)
         self._owners[name] = owner
         # Keeps its position before the nodes that its handles name.
         self._nodes[name] = Node(name=name, kind=NodeKind.MODEL, code="")
@@ -252,21 +260,6 @@ class _Building:
             joins=joins,
         )
 
-    def _name(self, owner: Owner) -> str:
-        if isinstance(owner, ModelNode):
-            return _numbered(_in_letters(owner._model), self._nodes)
-        deployed = owner._of if isinstance(owner, ClassNode) else owner
-        given = deployed.name or (owner._variable if isinstance(owner, ClassNode) else "")
-        snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", deployed.body.__name__).lower()
-        name = given or _in_letters(snake_case)
-        if not NAME.fullmatch(name):
-            self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
-        elif name == INGRESS:
-            self._wrong(f'"{INGRESS}" is the name of what takes requests from outside; call this node something else')
-        elif given and name in self._nodes:
-            self._wrong(f'two nodes are called "{name}"; give one another name: .options(name="...")')
-        return _numbered(name, self._nodes)
-
     def _code(self, body: Any, whose: str) -> Code:
         if body is None or self._folder is None:
             return Code("", "")
@@ -290,6 +283,36 @@ class _Building:
     def _wrong(self, problem: str) -> None:
         if problem and problem not in self._problems:
             self._problems.append(problem)
+
+
+class _Naming:
+    """Names of nodes: as given, else of the variable, else of the class; with a number if another node has it."""
+
+    def __init__(self, wrong: Callable[[str], None]) -> None:
+        self._wrong = wrong
+        self._given: dict[str, Deployment] = {}
+
+    def name_of(self, owner: Owner, taken: Mapping[str, Node]) -> str:
+        if isinstance(owner, ModelNode):
+            return _numbered(_in_letters(owner._model), taken)
+        deployed = owner._of if isinstance(owner, ClassNode) else owner
+        if deployed.name:
+            return self._given_name(deployed, taken)
+        snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", deployed.body.__name__).lower()
+        name = (owner._variable if isinstance(owner, ClassNode) else "") or snake_case
+        return _numbered(_in_letters(name), {**taken, INGRESS: None})
+
+    def _given_name(self, deployed: Deployment, taken: Mapping[str, Node]) -> str:
+        """The name that a deployment asks for. Several nodes of one deployment are numbered."""
+        name = deployed.name
+        if not NAME.fullmatch(name):
+            self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
+        elif name == INGRESS:
+            self._wrong(f'"{INGRESS}" is the name of what takes requests from outside; call this node something else')
+        elif name in taken and self._given.get(name) is not deployed:
+            self._wrong(f'two nodes are called "{name}"; give one another name: .options(name="...")')
+        self._given[name] = deployed
+        return _numbered(name, taken)
 
 
 def _wrong_key(key: object, where: str) -> str:
@@ -330,13 +353,17 @@ def _wrong_arguments(body: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     return ""
 
 
+MAX_NODE_NAME = 40
+
+
 def _numbered(name: str, taken: Mapping[str, Any]) -> str:
     found, number = name, 1
     while found in taken:
         number += 1
-        found = f"{name}_{number}"
+        found = f"{name[: MAX_NODE_NAME - 5]}_{number}"
     return found
 
 
 def _in_letters(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_") or "node"
+    """The name of a variable, a class or a model as that of a node."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:MAX_NODE_NAME] or "node"

@@ -4,7 +4,7 @@ Enters: the runtime of a call sets `CURRENT`; the loader of a module sets `LOADI
 code, `loading_stops_here()` for ours. The one rule: both belong to the thread or task, and nothing is kept here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextvars import ContextVar
 from math import isfinite
 from typing import Any
@@ -29,6 +29,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When the response is due, by `clock`; None without a deadline."""
     clock: Callable[[], float] | None = None
+    env: MutableMapping[str, str | None] | None = None
+    """Environment variables of the node, where it shares its process with others; None: it has none of its own."""
     recorder: Callable[[str, float], None] | None = None
     """Receives custom metrics; None if they are not collected here."""
 

@@ -78,9 +78,9 @@ def _arguments(owner: Node | Call) -> dict[str, Any]:
 
 def written(template: Template) -> Any:
     if isinstance(template, FromInput):
-        return {INPUT: [{"attribute": step.key} if step.attribute else step.key for step in template.path]}
+        return {INPUT: _written_path(template.path)}
     if isinstance(template, FromStep):
-        return {STEP: template.call}
+        return {STEP: [template.call, *_written_path(template.path)] if template.path else template.call}
     if isinstance(template, HandleTo):
         return {HANDLE: template.node}
     if isinstance(template, Mapping):
@@ -88,6 +88,10 @@ def written(template: Template) -> Any:
     if isinstance(template, list | tuple):
         return [written(value) for value in template]
     return template
+
+
+def _written_path(path: tuple[Access, ...]) -> list[Any]:
+    return [{"attribute": step.key} if step.attribute else step.key for step in path]
 
 
 def read(data: Any, note: Note, path: tuple[str | int, ...] = ()) -> Template:
@@ -106,6 +110,8 @@ def read(data: Any, note: Note, path: tuple[str | int, ...] = ()) -> Template:
         note(path, f"{mark} stands alone in its mapping")
     elif mark == INPUT:
         return FromInput(_path_into(data[INPUT], note, (*path, INPUT)))
+    elif mark == STEP and isinstance(data[STEP], list) and data[STEP] and isinstance(data[STEP][0], str):
+        return FromStep(data[STEP][0], _path_into(data[STEP][1:], note, (*path, STEP)))
     elif isinstance(data[mark], str):
         return FromStep(data[STEP]) if mark == STEP else HandleTo(data[HANDLE])
     else:

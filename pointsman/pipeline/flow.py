@@ -80,6 +80,25 @@ def _keys(value: Mapping[Any, Any]) -> str:
     return f"only {listed(value, repr)}" if value else "nothing in it"
 
 
+class NoSuchPart(PointsmanError, LookupError):
+    """A result lacks a part that the graph uses."""
+
+
+def result_part(value: Any, path: Iterable[Access]) -> Any:
+    """A part of a result, as Python finds it; attributes of mappings are their keys. Raises `NoSuchPart`."""
+    part = "the result"
+    for access in path:
+        part += f".{access.key}" if access.attribute else f"[{access.key!r}]"
+        try:
+            if not access.attribute or (isinstance(value, Mapping) and not hasattr(value, str(access.key))):
+                value = value[access.key]
+            else:
+                value = getattr(value, str(access.key))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise NoSuchPart(f"{part}: a {type(value).__name__} has no such part ({error})") from None
+    return value
+
+
 class InputValue(msgspec.Struct, frozen=True):
     """A part of the input that the flow uses, by index."""
 
@@ -90,6 +109,12 @@ class StepResult(msgspec.Struct, frozen=True):
     """The result of a step, by index."""
 
     index: int
+    path: tuple[Access, ...] = ()
+    """The part of it; empty: all of it."""
+
+    def of(self, value: Any) -> Any:
+        """The part of the result. Raises `NoSuchPart`."""
+        return result_part(value, self.path)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +178,7 @@ class _Flattening:
             for before in step.needs:
                 feeds[before].append(index)
         steps = (msgspec.structs.replace(step, feeds=tuple(fed)) for step, fed in zip(self._steps, feeds, strict=True))
-        streams = output.index if isinstance(output, StepResult) else None
+        streams = output.index if isinstance(output, StepResult) and not output.path else None
         return Flow(steps=tuple(steps), inputs=tuple(self._inputs), output=output, streams=streams)
 
     def _call(self, call: Call) -> Template:
@@ -189,9 +214,19 @@ class _Flattening:
         def number(reference: Any) -> Template:
             if isinstance(reference, FromInput):
                 return self._inputs.setdefault(reference, InputValue(len(self._inputs)))
-            return self._results[reference.call] if isinstance(reference, FromStep) else reference
+            return _part(self._results[reference.call], reference) if isinstance(reference, FromStep) else reference
 
         return filled(template, number)
+
+
+def _part(result: Template, wanted: FromStep) -> Template:
+    """A part of what a call results in: of one step, or of the list of those of its shards."""
+    if isinstance(result, StepResult) or not wanted.path:
+        return StepResult(result.index, wanted.path) if wanted.path else result
+    first, *rest = wanted.path
+    if type(first.key) is not int or not -len(result) <= first.key < len(result):
+        raise PointsmanError(f"{wanted.call}[{first.key!r}]: its result is a list with an item for each of its shards")
+    return StepResult(result[first.key].index, tuple(rest))
 
 
 def _needs(templates: list[Template]) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ class FromStep(msgspec.Struct, frozen=True):
     """The result of another call."""
 
     call: str
+    path: tuple[Access, ...] = ()
+    """The part of it; empty: all of it."""
 
 
 class HandleTo(msgspec.Struct, frozen=True):

@@ -11,12 +11,17 @@ from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from importlib import import_module
 from types import FrameType
-from typing import Any, TypeAlias, overload
+from typing import Any, Never, TypeAlias, overload
 
 from pointsman.errors import PointsmanError
 from pointsman.pipeline.context import loading_stops_here
 from pointsman.pipeline.graph import CALL, Access
 from pointsman.pipeline.options import NodeOptions
+
+
+class BindError(PointsmanError, TypeError):
+    """A part of the input or of a result that is asked for in a way that a graph cannot have."""
+
 
 _STORES = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})
 
@@ -32,8 +37,8 @@ def assigned_name(callers: int = 1) -> str:
     following = next((one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti), None)
     if following is None or following.opname not in _STORES:
         return ""
-    name = str(following.argval)
-    return "" if name.startswith("_") else name
+    name = str(following.argval)  # also what tools have made of the source, such as pytest: @py_assert1
+    return name if name.isidentifier() and name.isascii() and not name.startswith("_") else ""
 
 
 class Deployment:
@@ -92,6 +97,11 @@ class Executable:
         loading_stops_here("execute")
         return import_module("pointsman.runtimes.inprocess.pipelines").execute(self, args, kwargs)
 
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """The same, and the answer piece by piece: `for`, or `async for`."""
+        loading_stops_here("execute")
+        return import_module("pointsman.runtimes.inprocess.pipelines").stream(self, args, kwargs)
+
 
 class BoundMethod:
     """A method of a node, before it is bound."""
@@ -143,8 +153,28 @@ def model(name: str) -> ModelNode:
     return ModelNode(name)
 
 
+class ResultPart(Executable):
+    """A part of the result of a call: an item or an attribute of it, or of a part."""
+
+    def __init__(self, source: "CallNode", path: tuple[Access, ...]) -> None:
+        self._source = source
+        self._path = path
+
+    def __getitem__(self, key: int | str) -> "ResultPart":
+        return ResultPart(self._source, (*self._path, item(key, "a result")))
+
+    def __getattr__(self, name: str) -> "ResultPart":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return ResultPart(self._source, (*self._path, Access(name, attribute=True)))
+
+    def __iter__(self) -> Never:
+        raise not_iterable("a result")
+
+
 class CallNode(Executable):
-    """A call, made once per request; its result goes wherever it is bound."""
+    """A call, made once per request; its result goes wherever it is bound, and so do parts of it: `result[0]`,
+    `result["key"]`, `result.attribute`."""
 
     def __init__(
         self, owner: "Owner", method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str
@@ -155,6 +185,31 @@ class CallNode(Executable):
         self._kwargs = kwargs
         self._variable = variable
 
+    def __getitem__(self, key: int | str) -> ResultPart:
+        return ResultPart(self, (item(key, "a result"),))
+
+    def __getattr__(self, name: str) -> ResultPart:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return ResultPart(self, (Access(name, attribute=True),))
+
+    def __iter__(self) -> Never:
+        raise not_iterable("a result")
+
+
+def item(key: Any, whose: str) -> Access:
+    """The step to an item. Raises `BindError` unless it is an index or a name: only these are in JSON."""
+    if type(key) is int or type(key) is str:
+        return Access(key)
+    raise BindError(f"{whose}[{key!r}]: an index or a text was expected; for anything else, write a function as a node")
+
+
+def not_iterable(whose: str) -> BindError:
+    return BindError(
+        f"{whose} cannot be unpacked or iterated: how many items it has is known with each request; name them, as in "
+        f"{whose}[0], {whose}[1], or pass it as a whole"
+    )
+
 
 class InputPart:
     """A part of the input of a request: an item or an attribute of it, or of a part."""
@@ -164,7 +219,10 @@ class InputPart:
         self._path = path
 
     def __getitem__(self, key: int | str) -> "InputPart":
-        return InputPart(self._source, (*self._path, Access(key)))
+        return InputPart(self._source, (*self._path, item(key, "the input")))
+
+    def __iter__(self) -> Never:
+        raise not_iterable("the input")
 
     def __getattr__(self, name: str) -> "InputPart":
         if name.startswith("_"):

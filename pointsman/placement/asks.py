@@ -4,11 +4,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from enum import Enum
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from pointsman.parameters import Amount
+from pointsman.parameters import Amount, Count
 from pointsman.reasons import Reason
 from pointsman.selection import LabelSelector
 
@@ -43,12 +43,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of GPUs that its heads and its vocabulary can be divided among, ascending."""
 
     @classmethod
-    def fixed(cls, gpu_bytes: int = 0, host_bytes: int = 0, gpus: int = 1, model: str = "") -> "Need":
-        """`gpu_bytes` on each of `gpus` GPUs, which cannot be divided otherwise."""
+    def fixed(cls, gpu_bytes: int = 0, host_bytes: int = 0, gpus: int = 1, model: str = "", stages: int = 1) -> "Need":
+        """`gpu_bytes` on each of `gpus` GPUs of each stage, which cannot be divided otherwise."""
         return cls(
             model=model,
-            layer_bytes=(gpu_bytes * gpus,),
-            kv_layer_bytes=(0,),
+            layer_bytes=(gpu_bytes * gpus,) * stages,
+            kv_layer_bytes=(0,) * stages,
             host_bytes=host_bytes,
             tensor_parallel_sizes=(gpus,),
         )
@@ -160,13 +160,23 @@ class Cuts:
 
 
 class Tier(Enum):
-    """Ways to fit, in the order in which the placer tries them."""
+    """Ways to fit, in the order in which the placer tries them unless an ask has another."""
 
     ONE_GPU = "one GPU"
     SEVERAL_GPUS = "several GPUs of one worker"
     SEVERAL_WORKERS = "several workers"
     PARTIAL_OFFLOAD = "partly on a GPU, partly on the CPU"
     CPU = "CPU"
+
+    @property
+    def written(self) -> str:
+        """Its name in documents: one-gpu, several-gpus..."""
+        return self.name.lower().replace("_", "-")
+
+
+TierName = Literal["one-gpu", "several-gpus", "several-workers", "partial-offload", "cpu"]
+GENERATIONS = "generations"
+"""`mixed_gpus`: GPUs of different generations may be mixed, too."""
 
 
 class Arrangement(Enum):
@@ -186,9 +196,28 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
     """Vendors of the GPUs that it runs on."""
     needs_gpu: bool = True
     tensor_parallel: bool = True
+    layer_split: bool = False
+    """It assigns whole layers to each GPU of a worker."""
     distributed: bool = True
     """One instance over several workers."""
     partial_offload: bool = False
+
+
+class EngineDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parameters of an engine fix of the places of its instances."""
+
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int = 1
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each stage."""
+    stage_shares: tuple[float, ...] = ()
+    """Instead: shares of the layers, one for each GPU."""
+    gpu_utilization: float | None = None
+    gpu_layers: int | None = None
+    host_bytes: int = 0
+    """Memory of the machine beside what the model needs there: swap space, a KV cache in memory."""
+    host_bytes_per_gpu: int = 0
 
 
 class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,11 +233,17 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     several_workers: bool = False
     """It may be divided among workers."""
     partial_offload: bool = False
-    """Some of its layers may be on the CPU."""
+    """Some of its layers may be on the CPU. Written as false: nor may all of them."""
     cpu: bool = False
-    """It may do without a GPU, also if its engine usually has one."""
-    mixed_gpus: bool = False
-    """One instance may have GPUs of different models."""
+    """It may do without a GPU, also if its engine usually has one. Written as false: never."""
+    mixed_gpus: bool | Literal["generations"] = False
+    """One instance may have GPUs of different models of one vendor: of one generation, or of any."""
+    tensor_parallel_size: Count | None = None
+    """GPUs that hold each layer together; None: as few as suffice."""
+    pipeline_parallel_size: Count | None = None
+    """Stages; None: as few as suffice."""
+    gpu_count: Count | None = None
+    """GPUs of the instance; None: as few as suffice."""
     exclusive: bool = False
     """No other instance may be on its GPUs."""
     all_or_nothing: bool = False
@@ -236,12 +271,68 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
     selector: LabelSelector = LabelSelector()
     gpus: frozenset[tuple[str, int]] = frozenset()
     """(worker, index), chosen by hand; empty: any."""
+    gpu_only: bool = False
+    """It must not end up without a GPU, whatever its engine could do."""
+    tiers: tuple[Tier, ...] = ()
+    """The ways to fit that it may have, in this order; empty: those that its rules allow, in the usual order."""
+    data_parallel_size: int = 1
+    """Copies of the model in one instance, each with GPUs of its own."""
+    gpu_utilization: float | None = None
+    """Share of each of its GPUs that its engine takes, whatever it needs; None: what it needs."""
+    gpu_layers: int | None = None
+    """Layers on GPUs, as its engine is told; None: as many as possible."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each stage, as its engine is told; empty: as even as the room allows."""
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
         """Numbers of GPUs of one worker that it may be divided among, ascending; 1 means undivided."""
-        several = self.several_gpus and self.engine.tensor_parallel
-        return [size for size in self.need.tensor_parallel_sizes if size == 1 or (size > 1 and several)]
+        divides = self.engine.tensor_parallel or self.engine.layer_split
+        several = divides and self.open_to(Tier.SEVERAL_GPUS, Tier.SEVERAL_WORKERS)
+        several = several and (self.several_gpus or bool(self.tiers))
+        wanted = self.tensor_parallel_size
+        sizes = (size for size in self.need.tensor_parallel_sizes if size == 1 or (size > 1 and several))
+        return [size for size in sizes if wanted in (None, size)]
+
+    @property
+    def means_gpus(self) -> bool:
+        """Whether something in it makes sense only on GPUs, so that it must not end up without."""
+        sized = self.gpu_share or self.gpu_utilization or self.gpu_count or self.demanded_gpus > 1
+        return bool(self.gpu_only or self.gpus or self.gpu_models or self.gpu_layers or sized)
+
+    @property
+    def demanded_gpus(self) -> int:
+        """How many GPUs it must have at least."""
+        stages = self.pipeline_parallel_size or len(self.stage_layers) or 1
+        split = (self.tensor_parallel_size or 1) * stages * self.data_parallel_size
+        return max(split, self.gpu_count or 0, 1)
+
+    def stages_of(self, size: int) -> int | None:
+        """How many stages of `size` GPUs it must have; None: as few as suffice; 0: it cannot have such stages."""
+        stages, copies = self.pipeline_parallel_size or len(self.stage_layers) or None, self.data_parallel_size
+        if self.gpu_count is None:
+            return stages
+        fits = self.gpu_count % (size * copies) == 0 and stages in (None, self.gpu_count // (size * copies))
+        return self.gpu_count // (size * copies) if fits else 0
+
+    def open_to(self, *tiers: Tier) -> bool:
+        """Whether its rules leave one of these tiers open, whatever its engine can do."""
+        return any(map(self._is_open, tiers))
+
+    def _is_open(self, tier: Tier) -> bool:
+        if self.tiers:
+            return tier in self.tiers
+        match tier:
+            case Tier.ONE_GPU:
+                return True
+            case Tier.SEVERAL_GPUS:
+                return self.several_gpus
+            case Tier.SEVERAL_WORKERS:
+                return self.several_workers
+            case Tier.PARTIAL_OFFLOAD:
+                return self.partial_offload
+            case Tier.CPU:
+                return self.cpu or (not self.engine.needs_gpu and not self.means_gpus)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

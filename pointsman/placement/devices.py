@@ -6,8 +6,18 @@ What depends only on the members is computed once and kept until they change.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pointsman.placement.asks import Ask
-from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_MEMORY, FREE_SHARE, TENANTS, Fleet, Host
+from pointsman.placement.asks import GENERATIONS, Ask
+from pointsman.placement.fleet import (
+    EXCLUSIVE,
+    FREE_BYTES,
+    FREE_MEMORY,
+    FREE_SHARE,
+    TENANTS,
+    Device,
+    Fleet,
+    Host,
+)
+from pointsman.placement.gpu_models import gpu_generation, is_model
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:
@@ -40,17 +50,22 @@ class Devices:
         self.by_worker = ByWorker(fleet)
         self.workers = self.by_worker.workers
         """By GPU: the row of its worker."""
-        self.models = sorted({device.gpu.model for device in devices})
-        code = {model: number for number, model in enumerate(self.models)}
-        self.model_codes = np.array([code[device.gpu.model] for device in devices], dtype=np.intp)
+        self._alike = {words: _codes(devices, words) for words in (False, True, GENERATIONS)}
+        """By GPU: GPUs with the same number may be given to one instance, by what an ask lets be mixed."""
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
+        self._sizes = np.array([device.gpu.memory_bytes for device in devices], dtype=np.float64)
         self._any_unified = any(device.host.worker.unified_memory for device in devices)
         self._masks: dict[object, Mask] = {}
 
     def free(self, ask: Ask) -> Floats:
-        """Bytes free on each GPU; with unified memory, at most what the machine has left after `host_bytes`."""
+        """Bytes of each GPU that the ask may have; with unified memory, at most what the machine has left after
+        `host_bytes`. An engine that takes a share of its GPUs needs all of it free, and has no more."""
         free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read after the fleet has changed
-        return np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
+        free = np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
+        if ask.gpu_utilization is None:
+            return free
+        taken = np.floor(self._sizes * ask.gpu_utilization)
+        return np.where(free >= taken, taken, 0.0)
 
     def machine_free(self, ask: Ask) -> Floats:
         """By worker: bytes that all its GPUs together can give; infinite unless its memory is unified."""
@@ -85,7 +100,7 @@ class Devices:
             mask = self._masks[key] = np.array(
                 [
                     device.gpu.vendor in ask.engine.vendors
-                    and (not ask.gpu_models or device.gpu.model in ask.gpu_models)
+                    and (not ask.gpu_models or is_model(device.gpu.model, ask.gpu_models))
                     and (not ask.gpus or (str(device.host), device.gpu.index) in ask.gpus)
                     for device in self._fleet.gpus
                 ],
@@ -93,17 +108,29 @@ class Devices:
             )
         return mask
 
-    def kinds(self, mask: Mask, *, mixed: bool) -> list[Mask]:
-        """The GPUs of a set that one instance may have: those of each model, or all if models may be mixed."""
-        if mixed:
-            return [mask]
-        parts = [mask & (self.model_codes == code) for code in range(len(self.models))]
-        return [part for part in parts if part.any()]
+    def kinds(self, mask: Mask, *, mixed: bool | str) -> list[Mask]:
+        """The GPUs of a set that one instance may have: those of each model; of each generation or vendor, if these
+        may be mixed."""
+        codes = self._alike[mixed]
+        return [mask & (codes == code) for code in np.unique(codes[mask])]
 
     def of(self, host: Host) -> slice:
         """The rows of a worker's GPUs."""
         first = host.devices[0].row if host.devices else 0
         return slice(first, first + len(host.devices))
+
+
+def alike(device: Device, mixed: bool | str) -> tuple[str, str]:
+    """What GPUs of one instance have in common: their vendor, and their model or its generation."""
+    gpu = device.gpu
+    if not mixed:
+        return gpu.vendor, gpu.model
+    return gpu.vendor, "" if mixed == GENERATIONS else gpu_generation(gpu.model)
+
+
+def _codes(devices: list[Device], mixed: bool | str) -> Rows:
+    numbers: dict[tuple[str, str], int] = {}
+    return np.array([numbers.setdefault(alike(device, mixed), len(numbers)) for device in devices], dtype=np.intp)
 
 
 class ByWorker:

@@ -1,10 +1,12 @@
 """Which workers an ask may be on: by labels, status, choice by hand and engine. Whether there is room, tiers say."""
 
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TypeAlias
 
-from pointsman.placement.asks import Ask
-from pointsman.placement.fleet import Host
+from pointsman.placement.asks import Ask, Tier
+from pointsman.placement.fleet import Fleet, Host
+from pointsman.placement.gpu_models import is_model
 from pointsman.reasons import Reason
 from pointsman.selection import Cycle, PerMembers, Positions, Rejected, RejectedEach, Roster
 from pointsman.types import WorkerStatus
@@ -80,13 +82,13 @@ class SuitsEngine(RejectionCache):
 
     def rejections(self, cycle: AskCycle, candidates: Hosts) -> Rejections:
         ask = cycle.request
-        if not ask.engine.needs_gpu or ask.cpu:
+        if ask.open_to(Tier.CPU):
             return ()
         vendors, models = ask.engine.vendors, ask.gpu_models
 
         def unsuited(host: Host) -> bool:
             gpus = host.worker.gpus
-            return not any(gpu.vendor in vendors and (not models or gpu.model in models) for gpu in gpus)
+            return not any(gpu.vendor in vendors and (not models or is_model(gpu.model, models)) for gpu in gpus)
 
         def why(host: Host) -> Reason:
             found = sorted({gpu.model or gpu.vendor for gpu in host.worker.gpus})
@@ -94,3 +96,23 @@ class SuitsEngine(RejectionCache):
 
         rejected = self._rejected((vendors, models), candidates, unsuited)
         return RejectedEach(candidates, rejected, why) if len(rejected) else ()
+
+
+def unknown_choice(fleet: Fleet, ask: Ask) -> Reason | None:
+    """The first worker or GPU chosen by hand that there is not, nor ever was; None if all are known. A fleet without
+    workers knows nothing yet."""
+    for worker in sorted({*ask.workers, *(worker for worker, _ in ask.gpus)}) if fleet.seen else ():
+        if worker not in fleet.seen:
+            near = get_close_matches(worker, fleet.seen, n=1, cutoff=0.0)
+            return Reason("no-such-worker", {"worker": worker, "nearest": near[0]})
+    for worker, index in sorted(ask.gpus) if fleet.seen else ():
+        if index not in fleet.seen[worker]:
+            there = sorted(fleet.seen[worker], key=lambda one: (abs(one - index), one))
+            return Reason("no-such-gpu", {"worker": worker, "gpu": index, "nearest": there[0] if there else None})
+    return None
+
+
+def knows_a_choice(fleet: Fleet, ask: Ask) -> bool:
+    """Whether something that was chosen by hand is there, or was."""
+    known = any(worker in fleet.seen for worker in ask.workers) or not ask.workers
+    return known and (any(index in fleet.seen.get(worker, ()) for worker, index in ask.gpus) or not ask.gpus)

@@ -153,6 +153,8 @@ class Fleet:
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.occupants = Occupants()
+        self.seen: dict[str, frozenset[int]] = {}
+        """Workers that are there or were, with the indexes of their GPUs: what is lost may come back."""
         self.generation = 0
         """Raised whenever rows are numbered anew."""
         self._reset(map(_checked, workers))
@@ -207,7 +209,9 @@ class Fleet:
 
     def copy(self) -> "Fleet":
         """The same workers and claims, to try things out on."""
-        return self.snapshot().fleet()
+        made = self.snapshot().fleet()
+        made.seen = dict(self.seen)
+        return made
 
     def _without_their_gpus(self, worker: Worker) -> list[str]:
         """Instances that have a GPU of this worker which it has no longer."""
@@ -221,6 +225,8 @@ class Fleet:
     def _reset(self, workers: Iterable[Worker]) -> None:
         """Number the rows of these workers anew, and count every claim again."""
         self._rows = FleetRows(workers)
+        for host in self._rows.hosts.values():
+            self.seen[host.worker.name] = frozenset(gpu.index for gpu in host.worker.gpus)
         self.workers: Roster[Host] = Roster(list(self._rows.hosts.values()), self._rows.worker_columns, arrays=True)
         """With live columns."""
         self.gpus: Roster[Device] = Roster(self._rows.devices, self._rows.gpu_columns, arrays=True)

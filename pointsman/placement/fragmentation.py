@@ -18,6 +18,7 @@ import msgspec
 from pointsman.placement.asks import Ask, Need
 from pointsman.placement.devices import Devices, Floats, Rows
 from pointsman.placement.fleet import EXCLUSIVE, FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, TOTAL_BYTES, Fleet
+from pointsman.placement.gpu_models import is_model
 from pointsman.selection.arrays import np
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class AskKind(msgspec.Struct, frozen=True):
 
     def on(self, make: Make) -> tuple[int, float] | None:
         """(GPUs of this make, share of each) that it takes; None if it cannot have them."""
-        if make.vendor not in self.vendors or (self.gpu_models and make.model not in self.gpu_models):
+        if make.vendor not in self.vendors or (self.gpu_models and not is_model(make.model, self.gpu_models)):
             return None
         for gpus in self.need.tensor_parallel_sizes:
             each = self.need.gpu_bytes(gpus)
@@ -131,7 +132,15 @@ class Workload:
     """Kinds of asks with their weights, which add up to 1. Asks without GPUs are left out."""
 
     def __init__(self, asks: Iterable[Ask] = ()) -> None:
-        counts = Counter(AskKind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0)
+        self._weigh(Counter(AskKind.of(ask) for ask in asks if max(ask.need.tensor_parallel_sizes, default=0) > 0))
+
+    @classmethod
+    def of_counts(cls, counts: "Counter[AskKind]") -> "Workload":
+        made = cls()
+        made._weigh(counts)
+        return made
+
+    def _weigh(self, counts: "Counter[AskKind]") -> None:
         common = counts.most_common(MAX_KINDS)
         total = sum(count for _, count in common)
         self.kinds = tuple(kind for kind, _ in common)

@@ -5,6 +5,7 @@ explained, so that an RTX 3080 Ti is never taken for an RTX 3080.
 """
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -21,6 +22,28 @@ class GpuModel(msgspec.Struct, frozen=True):
     @property
     def full_name(self) -> str:
         return f"{self.name} {self.nominal_gb}GB"
+
+
+_GENERATIONS = {
+    "blackwell": ("B200", "RTX PRO", "RTX 50"),
+    "hopper": ("H200", "H100", "H20", "GH200"),
+    "ada": ("L40", "L4", "RTX 6000 Ada", "RTX 40"),
+    "ampere": ("A100", "A40", "A30", "A10", "RTX A", "RTX 30"),
+    "turing": ("T4",),
+    "volta": ("V100",),
+    "cdna4": ("MI355",),
+    "cdna3": ("MI325", "MI300"),
+    "cdna2": ("MI250", "MI210"),
+    "cdna1": ("MI100",),
+    "rdna3": ("RX 79",),
+}
+"""By the beginnings of names; of each vendor the newest first."""
+
+
+def _generation(name: str) -> str:
+    starts = [(start, generation) for generation, names in _GENERATIONS.items() for start in names]
+    found = [(len(start), generation) for start, generation in starts if name.startswith(start)]
+    return max(found, default=(0, ""))[1]
 
 
 def _models(vendor: str, *rows: tuple[str, int, int]) -> tuple[GpuModel, ...]:
@@ -96,11 +119,36 @@ _MAKERS = (
 
 def known_gpu(model: str) -> GpuModel | None:
     """The model that a name means, as drivers and people write it; None if unknown or ambiguous."""
+    found = _meant(model)
+    return found[0] if len(found) == 1 else None
+
+
+def _meant(model: str) -> list[GpuModel]:
+    """The models that a name may mean."""
     words = set(_words(model))
     size = next((int(found[1]) for word in words if (found := _SIZE.fullmatch(word))), None)
     words = {word for word in words if word not in _IGNORED_WORDS and not _SIZE.fullmatch(word)}
-    found_models = [one for one in KNOWN_GPUS if set(_words(one.name)) == words and size in (None, one.nominal_gb)]
-    return found_models[0] if len(found_models) == 1 else None
+    return [one for one in KNOWN_GPUS if set(_words(one.name)) == words and size in (None, one.nominal_gb)]
+
+
+@lru_cache(maxsize=4096)
+def is_model(model: str, names: frozenset[str]) -> bool:
+    """Whether one of these names means a GPU of this model, as drivers and people write it."""
+    known = known_gpu(model)
+    return model in names or (known is not None and any(known in _meant(name) for name in names))
+
+
+@lru_cache(maxsize=4096)
+def gpu_generation(model: str) -> str:
+    """The architecture of a model, by how its name begins; empty if that is not known."""
+    return _generation(short_gpu_name(model))
+
+
+def generation_rank(model: str) -> int:
+    """The larger, the newer; 0 if that is not known."""
+    generations = list(_GENERATIONS)
+    found = gpu_generation(model)
+    return len(generations) - generations.index(found) if found else 0
 
 
 def gpu_vendor(model: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.placement.asks import Ask, Place
+from pointsman.placement.asks import GENERATIONS, Ask, Place, Tier
 from pointsman.placement.fleet import Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
@@ -16,7 +16,13 @@ from pointsman.types import Worker, WorkerStatus
 
 CONTEXT_STEP = 256
 """Proposed contexts are multiples of this."""
-ALLOWANCES = ("several_gpus", "several_workers", "partial_offload", "mixed_gpus")
+OPENED = {
+    "several_gpus": Tier.SEVERAL_GPUS,
+    "several_workers": Tier.SEVERAL_WORKERS,
+    "partial_offload": Tier.PARTIAL_OFFLOAD,
+}
+"""The tiers that allowances open."""
+ALLOWANCES = (*OPENED, "mixed_gpus", "mixed_generations")
 """What an ask may allow. Not the CPU, which has a hint of its own: only the user knows whether an engine that needs a
 GPU can do without."""
 
@@ -36,6 +42,8 @@ def hints(ask: Ask, placer: Placer) -> list[Hint]:
     """What would have to change, one thing at a time if one suffices."""
     found = [*_largest_free(ask, placer), *_shorter_context(ask, placer), *_without_gpu(ask, placer)]
     helping = [hint for change, changed in _changes(ask) if (hint := _tried(change, changed, placer)) is not None]
+    if any(hint.ask is not None and hint.ask.mixed_gpus is True for hint in helping):  # the smaller change suffices
+        helping = [hint for hint in helping if hint.ask is None or hint.ask.mixed_gpus != GENERATIONS]
     return found + (helping or _allowances_together(ask, placer))
 
 
@@ -69,7 +77,8 @@ def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
 def _without_gpu(ask: Ask, placer: Placer) -> list[Hint]:
     """The CPU, if no worker has a GPU that the engine runs on."""
     workers, vendors = placer.fleet.snapshot().workers, ask.engine.vendors
-    if not ask.engine.needs_gpu or ask.cpu or any(gpu.vendor in vendors for one in workers for gpu in one.gpus):
+    decided = not ask.engine.needs_gpu or ask.cpu or ask.gpu_only or bool(ask.tiers)
+    if decided or any(gpu.vendor in vendors for one in workers for gpu in one.gpus):
         return []
     hint = _tried(Reason("fits-without-gpu"), msgspec.structs.replace(ask, cpu=True), placer)
     return [] if hint is None else [hint]
@@ -93,7 +102,7 @@ def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
 
 def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
     """Everything allowed at once, without what is of no use."""
-    wanted = [name for name in ALLOWANCES if not getattr(ask, name)]
+    wanted = [name for name in ALLOWANCES if name != "mixed_gpus" and not _allows(ask, name)]
     hint = _tried(*_allowing(ask, wanted), placer)
     for name in list(wanted) if hint is not None else ():
         fewer = [other for other in wanted if other != name]
@@ -103,14 +112,23 @@ def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
     return [] if hint is None else [hint]
 
 
+def _allows(ask: Ask, name: str) -> bool:
+    return ask.mixed_gpus == GENERATIONS if name == "mixed_generations" else bool(getattr(ask, name))
+
+
 def _allowing(ask: Ask, names: Sequence[str]) -> tuple[Reason, Ask]:
     allowed: dict[str, Any] = dict.fromkeys(names, True)
+    if allowed.pop("mixed_generations", False):
+        allowed["mixed_gpus"] = GENERATIONS
+    if ask.tiers:
+        opened = tuple(OPENED[name] for name in names if name in OPENED and OPENED[name] not in ask.tiers)
+        allowed["tiers"] = (*ask.tiers, *opened)
     return Reason("fits-with-allowance", {"allow": list(names)}), msgspec.structs.replace(ask, **allowed)
 
 
 def _changes(ask: Ask) -> Iterator[tuple[Reason, Ask]]:
     change = msgspec.structs.replace
-    yield from (_allowing(ask, [name]) for name in ALLOWANCES if not getattr(ask, name))
+    yield from (_allowing(ask, [name]) for name in ALLOWANCES if not _allows(ask, name))
     if ask.selector.expressions:
         yield Reason("fits-without-selector"), change(ask, selector=LabelSelector())
     if ask.workers or ask.gpus:

@@ -83,14 +83,18 @@ def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
 def defragment(ask: Ask, fleet: Fleet, asks: Sequence[Ask]) -> DefragmentationPlan | None:
     """The fewest moves off one worker that make room for this ask; None if there are none, or if too many are needed.
 
-    `asks`: those of the instances that may move; all other instances stay where they are.
+    `asks`: those of the instances that may move; all other instances stay where they are, and so do those that were
+    put on workers or GPUs by hand. No instance moves to a lesser tier.
     """
     scratch = fleet.copy()
     placer = Placer(scratch)
-    movable = {one.instance_id: one for one in asks if one.instance_id in fleet.occupants}
+    pinned = ask.workers or {worker for worker, _ in ask.gpus}
+    free_to_move = (one for one in asks if not one.workers and not one.gpus)
+    movable = {one.instance_id: one for one in free_to_move if one.instance_id in fleet.occupants}
     here = {
         str(host): [movable[one.instance_id] for one in fleet.occupants.on(str(host)) if one.instance_id in movable]
         for host in fleet.workers
+        if not pinned or str(host) in pinned
     }
     tries = 0
     for count in range(1, MAX_MOVES + 1):
@@ -116,7 +120,7 @@ def _moved(ask: Ask, worker: str, movers: Sequence[Ask], scratch: Fleet, placer:
         scratch.claim(ask.instance_id, placed.place, ask.deployment, ask.priority)
         for one in movers:
             again = placer.place(one, traced=False)
-            if isinstance(again, Refused):
+            if isinstance(again, Refused) or _rank(again.place) > _rank(before[one.instance_id]):
                 break
             scratch.claim(one.instance_id, again.place, one.deployment, one.priority)
             moves.append(Move(one.instance_id, before[one.instance_id], again.place))
@@ -127,6 +131,10 @@ def _moved(ask: Ask, worker: str, movers: Sequence[Ask], scratch: Fleet, placer:
     if isinstance(placed, Refused) or len(moves) < len(movers):
         return None
     return DefragmentationPlan(msgspec.structs.replace(placed, ask=ask), tuple(moves))
+
+
+def _rank(place: Place) -> int:
+    return list(Tier).index(place.tier)
 
 
 # Which instances to stop when there are too many: the selection kernel with instances as candidates.

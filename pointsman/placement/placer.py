@@ -12,9 +12,16 @@ from typing import Any
 
 import msgspec
 
-from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
+from pointsman.placement.asks import Arrangement, Ask, Place
 from pointsman.placement.devices import Devices, Mask
-from pointsman.placement.filters import ChosenByHand, IsReady, MatchesLabels, SuitsEngine
+from pointsman.placement.filters import (
+    ChosenByHand,
+    IsReady,
+    MatchesLabels,
+    SuitsEngine,
+    knows_a_choice,
+    unknown_choice,
+)
 from pointsman.placement.fit import (
     FitsOnCpu,
     FitsOnOneGpu,
@@ -25,27 +32,31 @@ from pointsman.placement.fit import (
     RoomInTier,
     TierFit,
 )
-from pointsman.placement.fit.base import claims_of
-from pointsman.placement.fleet import FREE_MEMORY, Fleet, Host
+from pointsman.placement.fleet import Fleet, Host
 from pointsman.placement.fragmentation import Fragmentation, Workload
+from pointsman.placement.overcommit import overcommitted
 from pointsman.placement.refusals import Refused, RefusedTier
 from pointsman.placement.scorers import (
     Apart,
     FilesAreThere,
     Fullest,
-    LeastClaimed,
+    LeastUsed,
     NearTo,
+    SparesCapable,
     SpoilsLeast,
     TierQuality,
     TightFit,
 )
+from pointsman.placement.workload import LearnedWorkload
 from pointsman.reasons import Reason
-from pointsman.selection import Cycle, Profile, ProfileResult, Trace, Weighted, plugin_name
+from pointsman.selection import Cycle, Profile, ProfileResult, RejectedEach, Trace, Weighted, plugin_name
 from pointsman.selection.arrays import np
 from pointsman.selection.profile import Ranked
 
 TIERS: tuple[type[ResourceFit], ...] = (FitsOnOneGpu, FitsOnSeveralGpus, FitsOnSeveralWorkers, FitsPartly, FitsOnCpu)
 RUNNER_UPS = 4
+MAX_ASKED = 100_000
+"""Instances that are known to have asked."""
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
@@ -71,10 +82,16 @@ class FirstBest:
 class Placer:
     """Finds places in one fleet."""
 
-    def __init__(self, fleet: Fleet, workload: Workload | None = None) -> None:
-        """`workload`: the asks to expect; packing keeps room for them."""
+    def __init__(self, fleet: Fleet, workload: Workload | None = None, learned: LearnedWorkload | None = None) -> None:
+        """`workload`: the asks to expect; packing keeps room for them. Without one, it is learned from the asks that
+        are taken, and from what `learned` knows already."""
         self.fleet = fleet
-        self._fragmentation = None if workload is None else Fragmentation(fleet, workload, self.devices)
+        self.learned = LearnedWorkload() if learned is None and workload is None else learned
+        self._given = workload
+        self._asked: dict[str, None] = {}
+        """Instances whose asks were counted, oldest first."""
+        self._version = -1 if self.learned is None else self.learned.version
+        self._fragmentation = self._fragmentation_of(self.workload)
         self._devices: Devices | None = None
         self._admission = Profile[Host](
             "admission", MatchesLabels(), IsReady(), ChosenByHand(), SuitsEngine(), FirstBest()
@@ -83,6 +100,10 @@ class Placer:
 
     def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
         """Where this instance should go, as things stand. Nothing is claimed."""
+        unknown = None if knows_a_choice(self.fleet, ask) else unknown_choice(self.fleet, ask)
+        if unknown is not None:
+            return self._unknown(ask, unknown)
+        self._follow()
         admission = Trace()
         trace = admission if traced else None
         admitted = self._admission.run(Cycle(ask, trace=admission), self.fleet.workers)
@@ -90,7 +111,7 @@ class Placer:
         refused: list[RefusedTier] = []
         if isinstance(admitted, ProfileResult):
             candidates = admitted.ranked.candidates
-            for tier, profile in self._tiers[ask.arrangement]:
+            for tier, profile in self._in_order(ask):
                 fit = tier.among(ask, candidates)
                 run = profile.run(Cycle(fit, trace=trace), candidates)
                 if isinstance(run, ProfileResult):
@@ -98,22 +119,52 @@ class Placer:
                 [(_, rejected)] = run.stages
                 refused.append(RefusedTier(tier.tier, rejected, fit.forbidden))
         outcome = Refused(ask, not_considered, refused, trace)
-        place = self._overcommitted(ask) if ask.overcommit else None
+        place = overcommitted(ask, self.fleet, self.devices(), self.admitted(ask)) if ask.overcommit else None
         return outcome if place is None else Placed(ask, place, 0.0, (), outcome.reason, trace)
+
+    @property
+    def workload(self) -> Workload | None:
+        """What packing keeps room for; None: not known yet."""
+        return self._given if self.learned is None else self.learned.workload
+
+    def _fragmentation_of(self, workload: Workload | None) -> Fragmentation | None:
+        return None if workload is None else Fragmentation(self.fleet, workload, self.devices)
+
+    def _follow(self) -> None:
+        """Take over a workload that was learned since."""
+        if self.learned is not None and self.learned.version != self._version:
+            self._version = self.learned.version
+            self._fragmentation = self._fragmentation_of(self.learned.workload)
+            self._tiers[Arrangement.BINPACK] = self._profiles(Arrangement.BINPACK)
+
+    def _learn(self, ask: Ask) -> None:
+        """Count an instance once, however often it is tried."""
+        if self.learned is None or ask.instance_id in self._asked:
+            return
+        self._asked[ask.instance_id] = None
+        if len(self._asked) > MAX_ASKED:
+            del self._asked[next(iter(self._asked))]
+        self.learned.saw(ask)
 
     def take(self, ask: Ask, missing: int = 1) -> Placed | Refused:
         """A place for this instance, claimed. If the ask is all or nothing, there must be room for all `missing`
-        instances of its deployment, this one included."""
+        instances of its deployment, this one included. Everything that was chosen by hand must be there, or have been
+        there: a name that is wrong is an error, also beside one that is right."""
         if ask.all_or_nothing and missing > 1:
-            trial = Placer(self.fleet.copy())
+            trial = Placer(self.fleet.copy(), self.workload)
             for number in range(missing):
                 outcome = trial.take(msgspec.structs.replace(ask, instance_id=f"{number}", all_or_nothing=False))
                 if isinstance(outcome, Refused):
                     return msgspec.structs.replace(outcome, ask=ask)
-        outcome = self.place(ask)
+        self._learn(ask)
+        unknown = unknown_choice(self.fleet, ask)
+        outcome = self.place(ask) if unknown is None else self._unknown(ask, unknown)
         if isinstance(outcome, Placed):
             self.fleet.claim(ask.instance_id, outcome.place, ask.deployment, ask.priority)
         return outcome
+
+    def _unknown(self, ask: Ask, why: Reason) -> Refused:
+        return Refused(ask, [RejectedEach(self.fleet.workers, np.arange(len(self.fleet)), lambda _: why)])
 
     def admitted(self, ask: Ask) -> Mask:
         """The workers that it may be on, whether there is room or not, by row."""
@@ -129,51 +180,39 @@ class Placer:
             self._devices = Devices(self.fleet)
         return self._devices
 
+    def _in_order(self, ask: Ask) -> list[tuple[ResourceFit, Profile[Host]]]:
+        """The tiers as the ask lists them; those that it does not list come last, to say so."""
+        usual, listed = self._tiers[ask.arrangement], ask.tiers
+        if not listed:
+            return usual
+        return sorted(usual, key=lambda one: listed.index(one[0].tier) if one[0].tier in listed else len(listed))
+
     def _profiles(self, kind: Arrangement) -> list[tuple[ResourceFit, Profile[Host]]]:
         """The tiers in order, each with the profile that ranks the workers that fit."""
         fleet, fragmentation = self.fleet, self._fragmentation if kind is Arrangement.BINPACK else None
-        # The best of `TierQuality` and of `Apart` lead by at least a half. With these weights no other score outweighs
-        # a layer on the GPU, and when spreading not even that outweighs a worker without a sibling.
-        scorers: tuple[object, ...] = (TierQuality(), 200.0), (NearTo(fleet), 50.0), (FilesAreThere(), 1.0)
-        if kind is Arrangement.BINPACK:
-            scorers = (*scorers, (TightFit(), 10.0), (Fullest(fleet), 2.0))
-            if fragmentation is not None:
-                # It ranks: the smallest step among 10,000 workers outweighs all but `TierQuality`.
-                scorers = (*scorers[1:], (TierQuality(), 4e6), (SpoilsLeast(fragmentation), 1e6))
+        # Each outweighs all that follow. The best of `TierQuality` and of `Apart` lead by at least a half; the smallest
+        # step of `SpoilsLeast` among 10,000 workers is 1e-4.
+        scorers: tuple[object, ...]
+        if kind is Arrangement.SPREAD:
+            scorers = (FilesAreThere(), 1.0), (TierQuality(), 200.0), (NearTo(fleet), 50.0)
+            scorers = (*scorers, (Apart(fleet), 600.0), (LeastUsed(fleet), 10.0))
         else:
-            scorers = (*scorers, (Apart(fleet), 600.0), (LeastClaimed(), 10.0))
+            scorers = (FilesAreThere(), 1.0), (TightFit(), 10.0), (Fullest(fleet), 0.01)
+            if fragmentation is None:
+                leading: tuple[object, ...] = (
+                    (TierQuality(), 400.0),
+                    (NearTo(fleet), 160.0),
+                    (SparesCapable(fleet), 60.0),
+                )
+            else:
+                leading = (NearTo(fleet), 1e10), (SparesCapable(fleet), 1e9), (TierQuality(), 1e6)
+                leading = (*leading, (SpoilsLeast(fragmentation), 2e5))
+            scorers = (*leading, *scorers)
         found = []
         for tier in (tier(fleet, self.devices, fragmentation) for tier in TIERS):
             room = Weighted(RoomInTier(), name=plugin_name(tier))
             found.append((tier, Profile[Host](tier.tier.value, room, *scorers, FirstBest())))
         return found
-
-    def _overcommitted(self, ask: Ask) -> Place | None:
-        """A place without enough room, on a worker that the ask may be on: on the GPUs with the most left, as few as
-        possible, or on the worker with the most memory left. Exclusive GPUs stay exclusive. None if the ask may have no
-        worker or GPU at all."""
-        devices, admitted, fleet = self.devices(), self.admitted(ask), self.fleet
-        able, free = devices.able(ask) & admitted[devices.workers], devices.free(ask)
-        for size in ask.tensor_parallel_sizes[:1]:
-            kinds = devices.kinds(able, mixed=ask.mixed_gpus)
-            fullest = [-devices.by_worker.nth_smallest(np.where(kind, -free, np.inf), size) for kind in kinds]
-            best = max(zip(fullest, kinds, strict=True), key=lambda option: float(option[0].max()), default=None)
-            if best is None or not np.isfinite(best[0].max()):
-                continue
-            host = fleet.workers[int(np.argmax(best[0]))]
-            mine = [device for device in host.devices if best[1][device.row]]
-            chosen = sorted(mine, key=lambda device: (-float(free[device.row]), device.row))[:size]
-            return Place(
-                tier=Tier.ONE_GPU if size == 1 else Tier.SEVERAL_GPUS,
-                claims=claims_of(ask, chosen, ask.need.gpu_bytes(size)),
-                tensor_parallel_size=size,
-                overcommitted=True,
-            )
-        if (ask.engine.needs_gpu and not ask.cpu) or not admitted.any():
-            return None
-        memory = np.where(admitted, fleet.workers.columns[FREE_MEMORY], -np.inf)
-        claim = Claim(worker=str(fleet.workers[int(np.argmax(memory))]), cpus=ask.cpus, memory_bytes=ask.need.cpu_bytes)
-        return Place(tier=Tier.CPU, claims=(claim,), gpu_layers=0, overcommitted=True)
 
 
 def _placed(fit: TierFit, run: ProfileResult[Host], trace: Trace | None) -> Placed:

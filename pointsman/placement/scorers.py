@@ -1,6 +1,7 @@
 """Which of the workers that fit is best: 0 to 1 for each. Weights belong to the arrangement."""
 
 from collections import Counter
+from math import log
 
 from pointsman.placement.devices import Floats
 from pointsman.placement.filters import Hosts
@@ -10,6 +11,7 @@ from pointsman.placement.fleet import (
     FREE_CPUS,
     FREE_MEMORY,
     FREE_SHARE,
+    TENANTS,
     TOTAL_BYTES,
     TOTAL_MEMORY,
     WORKER,
@@ -17,6 +19,7 @@ from pointsman.placement.fleet import (
     Host,
 )
 from pointsman.placement.fragmentation import Fragmentation
+from pointsman.placement.gpu_models import generation_rank
 from pointsman.selection import PerMembers
 from pointsman.selection.arrays import np
 
@@ -73,6 +76,40 @@ class Fullest:
         return 1.0 - np.asarray(candidates.cut(left)) / 2.0
 
 
+class SparesCapable:
+    """Prefers a GPU in use to an empty one, and of empty ones the least capable: those of most worth are kept for asks
+    that need them. For asks for memory of one GPU; shares of a GPU are packed by what they leave."""
+
+    bounded = True
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._worth = PerMembers(_worth_of_gpus)
+
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        fit = cycle.request
+        if fit.taken is None or not fit.needed:
+            return np.zeros(len(candidates))
+        taken = np.asarray(candidates.cut(fit.taken.astype(np.float64))).astype(np.intp)
+        worth = self._worth.of(candidates)[taken]
+        level = np.where(np.asarray(self._fleet.gpus.columns[TENANTS])[taken] > 0, 0.0, worth)
+        most, least = level.max(initial=0.0), level.min(initial=np.inf)
+        return np.asarray((most - level) / (most - least)) if most > least else np.zeros(len(level))
+
+
+def _worth_of_gpus(hosts: Hosts) -> Floats:
+    """By GPU: 1 for the cheapest, 2 for the next, and so on; by the price per hour if every worker with GPUs has one,
+    else by memory, where sizes within a third are alike, and then by generation."""
+    devices = [device for host in hosts for device in host.devices]
+    prices = [device.host.worker.price_per_gpu_hour for device in devices]
+    if all(prices):
+        worth = np.array(prices, dtype=np.float64)
+    else:
+        sizes = np.log([max(device.gpu.memory_bytes, 1) for device in devices]) / log(4 / 3)
+        worth = np.floor(sizes) + np.array([generation_rank(device.gpu.model) for device in devices]) / 100.0
+    return np.asarray(np.unique(worth, return_inverse=True)[1] + 1.0, dtype=np.float64)
+
+
 class LeastClaimed:
     """Prefers the place with the most room, and workers with much free memory."""
 
@@ -84,6 +121,29 @@ class LeastClaimed:
         share = np.clip(room / most, 0.0, 1.0) if most > 0 else np.zeros(len(room))
         free = np.asarray(candidates.column(FREE_MEMORY)) / np.maximum(candidates.column(TOTAL_MEMORY), 1.0)
         return 0.8 * share + 0.2 * np.clip(free, 0.0, 1.0)
+
+
+class LeastUsed(LeastClaimed):
+    """Prefers the GPU with the fewest instances, then that of which the smallest share is claimed, then the smallest
+    hole that suffices: what only a large one can take would be refused later. Where it is not about one GPU, as
+    `LeastClaimed`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def scores(self, cycle: FitCycle, candidates: Hosts) -> Floats:
+        fit = cycle.request
+        if fit.taken is None:
+            return super().scores(cycle, candidates)
+        taken = np.asarray(candidates.cut(fit.taken.astype(np.float64))).astype(np.intp)
+        gpus = self._fleet.gpus.columns
+        left = np.minimum(np.asarray(gpus[FREE_BYTES]) / np.maximum(gpus[TOTAL_BYTES], 1.0), gpus[FREE_SHARE])[taken]
+        hole = np.maximum(np.asarray(gpus[FREE_BYTES])[taken], 0.0)
+        small = 1.0 - hole / max(hole.max(initial=0.0), 1.0)
+        memory = np.asarray(candidates.column(FREE_MEMORY)) / np.maximum(candidates.column(TOTAL_MEMORY), 1.0)
+        alone = 0.5 / (1.0 + np.asarray(gpus[TENANTS])[taken])
+        total = alone + 0.45 * np.clip(left, 0.0, 1.0) + 0.04 * small + 0.01 * np.clip(memory, 0.0, 1.0)
+        return np.asarray(total, dtype=np.float64)
 
 
 class Apart:

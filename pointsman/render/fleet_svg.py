@@ -23,12 +23,12 @@ from pointsman.types import WorkerStatus
 
 WIDTH, MARGIN, PAD = 1120.0, 28.0, 16.0
 NAMES = 196.0
-"""The left column of a card."""
+"""Width of the left column of a card."""
 AREA_X = MARGIN + PAD + NAMES
 AREA = WIDTH - MARGIN - PAD - AREA_X
 GAP = 8.0
 LINK = 11.0
-"""The bracket below GPUs that are linked."""
+"""Height of the bracket below linked GPUs."""
 MOST_COLUMNS = 8
 BAR, CAPTION, STRIP = 30.0, 18.0, 8.0
 CARD_GAP = 10.0
@@ -101,7 +101,7 @@ class _FleetSvg:
     # The legend
 
     def _legend(self) -> None:
-        """Chips, as many per line as fit; only for what is in the picture."""
+        """Draw the legend as chips, as many per line as fit, only for what is in the picture."""
         bars = [bar for host in self._hosts for bar in (*self._view.gpus(host), self._view.memory(host))]
         seen = {part.owner or part.kind for bar in bars for part in bar.parts}
         chips = [

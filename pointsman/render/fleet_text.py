@@ -31,7 +31,7 @@ class BarPart(msgspec.Struct, frozen=True):
     kind: PartKind
     size_bytes: int
     owner: str = ""
-    """Of a claim: the deployment, or the instance if it belongs to none."""
+    """The owner of a claim: the deployment, or the instance if it belongs to none."""
     instance: str = ""
     chosen: bool = False
 
@@ -45,7 +45,7 @@ class Bar(msgspec.Struct, frozen=True):
     free_bytes: int
     """Below 0 if more is claimed or used than there is."""
     held: bool = False
-    """An exclusive instance has it: its free part cannot be used."""
+    """Whether an exclusive instance has it, so that its free part cannot be used."""
     link: str = ""
 
 
@@ -67,7 +67,7 @@ class BarClaim(msgspec.Struct, frozen=True):
 
 
 class FleetView:
-    """A fleet to draw, and the place to highlight: marked if an instance has it, else drawn as if one had."""
+    """A fleet to draw, and the place to highlight. If no instance has that place, it is drawn as if one did."""
 
     def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
         self._fleet = fleet
@@ -75,7 +75,7 @@ class FleetView:
         self._expected = highlight
         """The place to highlight, if no instance has it yet."""
         self.owners: dict[str, Owner] = {}
-        """In order of their first claim."""
+        """Owners in order of their first claim."""
         for one in fleet.occupants.values():
             if one.place is highlight:
                 self._expected = None
@@ -192,7 +192,7 @@ class Total(msgspec.Struct):
     reserved_bytes: int = 0
     others_bytes: int = 0
     free_bytes: int = 0
-    """Without what is held; never below 0."""
+    """Free bytes without held ones; never below 0."""
     held_bytes: int = 0
     empty: int = 0
     """GPUs without instances and other processes."""
@@ -205,7 +205,7 @@ class Total(msgspec.Struct):
 
 
 def totals(fleet: Fleet) -> dict[str, Total]:
-    """By model, in the order of the fleet. GPUs with unified memory are not counted: their memory is the machine's."""
+    """Totals by model, in the order of the fleet. Without GPUs with unified memory, which is the machine's."""
     found: dict[str, Total] = {}
     names: dict[str, str] = {}
     columns = fleet.gpus.columns
@@ -303,7 +303,7 @@ class _FleetText:
         self._used: set[str] = set()
 
     def table(self, hosts: Sequence[Host]) -> list[str]:
-        """A head, and a line for each worker; GPUs that do not fit continue on the next line."""
+        """A table head, and a line for each worker; GPUs that do not fit continue on the next line."""
         names = [_name(host, max(self._width // 4, 8)) for host in hosts]
         kinds = [gpus_text(host, 20) or "CPU only" for host in hosts]
         first, second = (max([*map(len, cells), 6]) for cells in (names, kinds))
@@ -416,5 +416,5 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def _length(text: str) -> int:
-    """Visible length: escape codes take no room."""
+    """The visible length, without escape codes."""
     return len(re.sub(r"\x1b\[[0-9;]*m", "", text))

@@ -2,9 +2,33 @@
 
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from pointsman.render.text import REMEDIES, gib
 
 Facts: TypeAlias = Mapping[str, Any]
+Template: TypeAlias = str | Callable[[Facts], str]
+
+
+class Phrase(NamedTuple):
+    """Why a candidate was rejected: `kind: detail`. Summaries count kinds; the detail has one candidate's figures."""
+
+    kind: str
+    detail: Template = ""
+
+
+def filled(template: Template, facts: Facts) -> str:
+    return template.format(**facts) if isinstance(template, str) else template(facts)
+
+
+def either(fact: str, value: Any, one: Template, other: Template) -> Callable[[Facts], str]:
+    """One template if the fact has the value, else the other."""
+    return lambda facts: filled(one if facts[fact] == value else other, facts)
+
+
+def remedied(template: str) -> Callable[[Facts], str]:
+    """Add what to do about a cause on this side, which says nothing about instances."""
+    return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 
 def label_mismatch(facts: Facts) -> str:
@@ -101,12 +125,18 @@ _NEVER_STARTS = {
     "unknown-model": "its model does not exist",
     "no-engine-key": "its API key is missing",
 }
-"""For clients: no paths, and nothing that a server has written."""
+"""Causes for clients: without paths, and without output of servers."""
 
 
 def never_starts(facts: Facts) -> str:
     why = _NEVER_STARTS.get(facts["cause"], "its server refuses to")
     return f"{facts['instance']} cannot start: {why}; an operator must correct that"
+
+
+def phase_changed(facts: Facts) -> str:
+    before, phase, why = (facts[name] for name in ("before", "phase", "why"))
+    change = f"{before or 'new'} -> {phase or 'gone'}"
+    return f"{facts['instance']}: {change}{f': {why}' if why else ''}"
 
 
 def given_up(facts: Facts) -> str:
@@ -118,3 +148,33 @@ def given_up(facts: Facts) -> str:
 def no_program(facts: Facts) -> str:
     folder = f", looked for from {facts['folder']}" if facts["folder"] else ""
     return f"{facts['program']} cannot be run ({facts['why']}{folder}); {facts['remedy']}"
+
+
+def weighed(facts: Facts) -> str:
+    """What each instance would have meant for a request, the best first."""
+    instances = facts["instances"]
+    best = instances[0]
+    parts = []
+    for one in instances:
+        first, behind = one["first_token_ms"] / 1000, one["behind_ms"] / 1000
+        if one is not best and one["reading_ms"] < 0.5 * best["reading_ms"]:
+            parts.append(f"{one['instance']}: warm, but {behind:.1f} s behind")
+            continue
+        part = f"{one['instance']}: first token in about {first:.1f} s"
+        if one["answers"]:
+            part += f", delays {one['answers']} by {one['reading_ms'] / 1000:.1f} s"
+        if one["misses"] >= 0.05:
+            part += f" ({one['misses']:.1f} expected to miss)"
+        parts.append(part)
+    return "; ".join(parts)
+
+
+def words(template: str) -> Callable[[Facts], str]:
+    """A template over facts in words: sizes in bytes as GiB, lists as a, b, c."""
+
+    def word(name: str, value: Any) -> Any:
+        if name.endswith("_bytes"):
+            return gib(value)
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    return lambda facts: template.format(**{name: word(name, value) for name, value in facts.items()})

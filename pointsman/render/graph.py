@@ -1,4 +1,4 @@
-"""What a picture of a graph shows, as data: boxes, edges between them, and the layers that the boxes stand in."""
+"""The content of a picture of a graph, as data: boxes, edges between them, and the layers of the boxes."""
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _links(edges: Sequence[tuple[int, int]], depths: Sequence[int], rows: list[list[int]]) -> set[tuple[int, int]]:
-    """Every edge in pieces from layer to layer; adds the bends between them to the rows."""
+    """Split every edge into links from layer to layer, and add the bends between them to the rows."""
     bends: dict[tuple[int, int], int] = {}
     links: set[tuple[int, int]] = set()
     for source, target in edges:
@@ -75,7 +75,7 @@ def _links(edges: Sequence[tuple[int, int]], depths: Sequence[int], rows: list[l
 
 
 def _ordered(rows: list[list[int]], links: set[tuple[int, int]]) -> list[list[int]]:
-    """Each member as near as possible to the mean position of its neighbours; the best of some sweeps."""
+    """Order each layer so that members are near the mean position of their neighbours; the best of several sweeps."""
     before: dict[int, list[int]] = {}
     after: dict[int, list[int]] = {}
     for source, target in sorted(links):
@@ -96,7 +96,7 @@ def _ordered(rows: list[list[int]], links: set[tuple[int, int]]) -> list[list[in
 
 
 def _sort(row: list[int], neighbours: dict[int, list[int]], indexes: dict[int, int]) -> None:
-    """By the mean index of neighbours; a member without neighbours keeps its own."""
+    """Sort a layer by the mean index of neighbours; a member without neighbours keeps its own."""
     span = max(len(indexes) - 1, 1) / max(len(row) - 1, 1)
     means = {
         one: sum(indexes[other] for other in beside) / len(beside) if (beside := neighbours.get(one)) else index * span
@@ -156,7 +156,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """From one box to another, by index."""
+    """An edge from one box to another, by index."""
 
     source: int
     target: int
@@ -314,7 +314,7 @@ class _Handles:
 
 
 def part_of_input(path: Sequence[Access]) -> str:
-    """As it was written: [0].name"""
+    """A part of the input as it was written: [0].name"""
     return "".join(f".{step.key}" if step.attribute else f"[{step.key}]" for step in path)
 
 
@@ -382,7 +382,7 @@ def _node_tip(node: Node) -> str:
 
 
 def _changed_options(options: NodeOptions) -> list[str]:
-    """Those that differ from their defaults. Of the environment only names: its values may be secrets."""
+    """Options that differ from their defaults. Environment variables by name only: values may be secrets."""
     defaults, found = NodeOptions(), []
     for name in options.__struct_fields__:
         value = getattr(options, name)
@@ -397,7 +397,7 @@ def _tip_arguments(args: Sequence[Template], kwargs: Mapping[str, Template]) -> 
 
 
 def _value(template: Any) -> str:
-    """As Python writes it, with names in place of references."""
+    """A value as Python writes it, with names in place of references."""
     if isinstance(template, FromInput):
         return f"input{part_of_input(template.path)}"
     if isinstance(template, FromStep):

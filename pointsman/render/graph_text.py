@@ -12,7 +12,7 @@ from pointsman.render.text import cells, cut
 
 MIN_WIDTH = 24
 MAX_BOX_WIDTH, MAX_LIST_WIDTH = 60, 40
-"""Of a box for its names, and for the list of what it takes; borders included."""
+"""Maximum width of a box for its names, and for the list of its inputs, including borders."""
 APART = 2
 SOLID, DASHED = ("─", "│"), ("╌", "╎")
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
@@ -77,7 +77,7 @@ class _GraphText:
     # Lines
 
     def _rows(self, stage: Sequence[int]) -> list[list[int]]:
-        """As many side by side as fit."""
+        """Rows of boxes, as many side by side as fit."""
         rows: list[list[int]] = []
         for one in stage:
             if rows and self._length([*rows[-1], one]) <= self._width:
@@ -145,7 +145,7 @@ def _wrapped(parts: Sequence[str], width: int, between: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without line breaks and control characters."""
+    """Text without line breaks and control characters."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
@@ -188,13 +188,13 @@ def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 SHAPES = {NodeKind.CLASS: ("[", "]"), NodeKind.FUNCTION: ("(", ")"), NodeKind.MODEL: ("{{", "}}")}
-"""Of Mermaid; the input and the output are stadiums."""
+"""Shapes of Mermaid; the input and the output are stadiums."""
 STYLES = {NodeKind.CLASS: "filled", NodeKind.FUNCTION: "filled,rounded", NodeKind.MODEL: "filled,bold"}
-"""Of DOT."""
+"""Styles of DOT."""
 
 
 def draw(name: str, graph: Graph, path: Path | None) -> str:
-    """The graph in the format that the suffix of the path says, written there; without a path, for a terminal."""
+    """The graph in the format of the path's suffix, written to the path; without a path, as text for a terminal."""
     if path is None:
         return graph_text(name, graph)
     if path.suffix not in FORMATS:
@@ -243,7 +243,7 @@ FORMATS: Mapping[str, Callable[[str, Graph], str]] = {
     ".dot": dot,
     ".txt": lambda name, graph: graph_text(name, graph) + "\n",
 }
-"""By suffix."""
+"""Formats by suffix."""
 
 
 def _label(edge: Edge) -> str:

@@ -1,17 +1,21 @@
 """Sentences for operators: one per code of a `Reason`.
 
 A `Template` is a format string over the facts, or a function of them where grammar needs more. A reason whose facts
-have `text` is shown as that text: so are all reasons of users' plugins. The codes are API, listed in docs/reasons.md.
+have `text` is shown as that text: so are all reasons from users' plugins. The codes are API, listed in docs/reasons.md.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from pointsman.render.grammar import (
     Facts,
+    Phrase,
+    Template,
     chosen,
     closed_for,
+    either,
+    filled,
     given_up,
     headroom,
     in_flight,
@@ -20,18 +24,20 @@ from pointsman.render.grammar import (
     never_starts,
     no_program,
     over_budget,
+    phase_changed,
+    remedied,
     shortage,
     stands_out,
     too_busy,
-    unplaced,
     waited,
+    weighed,
+    words,
 )
+from pointsman.render.plane_sentences import OF_PLANE
 from pointsman.render.text import (
     OBSTACLES,
-    REMEDIES,
     allowances,
     attribute_found,
-    gib,
     moves,
     place_taken,
     quantity,
@@ -39,16 +45,8 @@ from pointsman.render.text import (
     too_little_room,
 )
 
-Template: TypeAlias = str | Callable[[Facts], str]
 Group: TypeAlias = Any
 """Rejections with one code: a `Counted` of pointsman.reasons, which imports this module, or the same from JSON."""
-
-
-class Phrase(NamedTuple):
-    """Why a candidate was rejected: `kind: detail`. Summaries count kinds; the detail has one candidate's figures."""
-
-    kind: str
-    detail: Template = ""
 
 
 def sentence(code: str, facts: Facts) -> str:
@@ -86,34 +84,9 @@ def _group_kind(group: Group) -> str:
 
 def _rendered(template: Template, facts: Facts) -> str:
     try:
-        return _filled(template, facts)
+        return filled(template, facts)
     except (LookupError, TypeError, ValueError):  # a reason of a plugin under one of our codes, with other facts
         return ", ".join(f"{name} {value}" for name, value in facts.items())
-
-
-def _filled(template: Template, facts: Facts) -> str:
-    return template.format(**facts) if isinstance(template, str) else template(facts)
-
-
-def _either(fact: str, value: Any, one: Template, other: Template) -> Callable[[Facts], str]:
-    """One template if the fact has the value, else the other."""
-    return lambda facts: _filled(one if facts[fact] == value else other, facts)
-
-
-def _words(template: str) -> Callable[[Facts], str]:
-    """Of facts in words: sizes in bytes as GiB, lists as a, b, c."""
-
-    def word(name: str, value: Any) -> Any:
-        if name.endswith("_bytes"):
-            return gib(value)
-        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-    return lambda facts: template.format(**{name: word(name, value) for name, value in facts.items()})
-
-
-def _remedied(template: str) -> Callable[[Facts], str]:
-    """With what to do about a cause on this side, which says nothing about instances."""
-    return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
@@ -133,7 +106,7 @@ def _no_instance(facts: Facts) -> str:
 
 
 def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str]:
-    """With what is known about the lack of instances, in place of the general advice."""
+    """Replace the general advice by what is known about the lack of instances."""
 
     def render(facts: Facts) -> str:
         return "; ".join(filter(None, [_rendered(template, facts), str(facts.get("absence") or advice)]))
@@ -145,18 +118,19 @@ def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str
 
 
 def _groups(facts: Facts) -> list[Group]:
-    """Rejections by code, also as JSON has them."""
+    """Rejections by code, also in their form in JSON."""
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 
 def why_no_place(facts: Facts) -> str:
-    """Why an instance has no place, without figures: they change all the time."""
+    """Why an instance has no place, without figures, which change all the time."""
     groups = _groups(facts)
     return kind(groups[0].code, groups[0].facts) if len(groups) == 1 else tally(groups)
 
 
 def _in_the_way(facts: Facts) -> str:
-    """In full what is the same for all workers; else how many there are of each kind, with the figures of the first."""
+    """A reason in full if it is the same for all workers; else the number of workers of each kind, with the figures of
+    the first."""
     groups = _groups(facts)
     if not groups:
         because = facts["because"]
@@ -178,12 +152,36 @@ def _no_tier_fits(facts: Facts) -> str:
 
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
 _NO_OFFLOAD = "not allowed: the engine{} cannot offload a part"
-_ROLE = _either("role", None, "llm-d.ai/role is absent", "llm-d.ai/role is {role}")
+_ROLE = either("role", None, "llm-d.ai/role is absent", "llm-d.ai/role is {role}")
 _COMES = "is running, starting or expected"
 _HELD = "held back: the pool is saturated to {saturation:.0%}"
 _LATE = "not ready {start_timeout_s:g} s after its launch"
-_ORDER = "{replicas} ordered by {by} until "
-_OVERRIDE = _either("until", None, _ORDER + "it is released", _ORDER + "{until}")
+
+NOT_ALLOWED: Mapping[str, Template | Phrase] = {
+    "needs-several-gpus": Phrase("not allowed: the model must be split across several GPUs"),
+    "uses-no-gpu": Phrase("not allowed: the model uses no GPU"),
+    "cannot-be-divided": Phrase("not allowed: the model cannot be split across GPUs"),
+    "several-gpus-off": Phrase("not allowed: severalGpus is off"),
+    "engine-has-no-tensor-parallelism": Phrase("not allowed: the engine has no tensor parallelism"),
+    "several-workers-off": Phrase("not allowed: severalWorkers is off"),
+    "engine-runs-on-one-worker": Phrase("not allowed: the engine cannot span workers"),
+    "needs-several-gpus-which-are-off": Phrase("not allowed: the model must be split across GPUs (severalGpus is off)"),
+    "one-layer-only": Phrase("not allowed: the model has one layer"),
+    "partial-offload-off": Phrase("not allowed: partialOffload is off"),
+    "engine-cannot-offload": either("engine", "", _NO_OFFLOAD.format(""), _NO_OFFLOAD.format(" {engine}")),
+    "tier-not-listed": Phrase("not allowed: not among placement.tiers", lambda facts: ", ".join(facts["tiers"])),
+    "demands-gpus": Phrase("not allowed: the instance must have another number of GPUs", "{gpus}"),
+    "size-does-not-divide": Phrase(
+        "not allowed: the tensor parallel size does not divide the model", "{size} is demanded; sizes: {sizes}"
+    ),
+    "copies-on-one-worker": Phrase("not allowed: copies of a data parallel instance share a worker", "{copies} copies"),
+    "gpu-layers-set": Phrase(
+        "not allowed: the engine is told how many layers GPUs hold", "{gpu_layers} of {layers} layers"
+    ),
+    "means-gpus": Phrase("not allowed: the placement asks for GPUs (to run without, set cpu)"),
+    "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
+}
+"""Why an ask rules a tier out."""
 
 SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
@@ -223,15 +221,16 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "profile-chose-none": 'profile "{profile}" chose no endpoint',
     "profile-handler": "{text}",
     "policy-failed": "{error}",
-    "held-back": _either(
+    "held-back": either(
         "unmeasured", 0, _HELD, _HELD + "; {unmeasured} of {instances} instances have never been measured"
     ),
     "left-waiting": 'policy "{policy}" left it waiting, although an instance could take it',
     "is-next": "it is next",
     "same-id-placed": "a request with the same id is placed",
     # Notes of a trace
-    "failed-before": _words("failed it before: {instances}"),
-    "unknown-profile": _words('no profile is named "{profile}"; header {header} may say {profiles}'),
+    "failed-before": words("failed it before: {instances}"),
+    "unknown-profile": words('no profile is named "{profile}"; header {header} may say {profiles}'),
+    "expected-misses": weighed,
     "producer-failed": "{producer} failed: {error}",
     # Why an instance was chosen
     "best-of-profile": chosen('{policy}: best of {candidates} by profile "{rule}"'),
@@ -249,11 +248,11 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
     "all-saturated": _with_absence("every instance is saturated"),
-    "all-paused": _either(
+    "all-paused": either(
         "instances",
         1,
-        "the only instance in service takes no requests for {left_s:.3g} s, as it has asked for",
-        "all {instances} instances in service take no requests for {left_s:.3g} s, as they have asked for",
+        "the only instance in service takes no requests for {left_s:.3g} s, at its own request",
+        "all {instances} instances in service take no requests for {left_s:.3g} s, at their own request",
     ),
     "queue-full": lambda facts: f"the queue is full: {shortage(facts)}",
     "no-instance-queue-full": _with_absence(
@@ -265,7 +264,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     ),
     "waited-too-long": waited("without an instance having room", "send less or add instances"),
     "none-expected": _with_absence(
-        _either("model", "", f"no instance {_COMES}", f'no instance of "{{model}}" {_COMES}')
+        either("model", "", f"no instance {_COMES}", f'no instance of "{{model}}" {_COMES}')
     ),
     "no-instance-came": waited("and no instance is running", "start an instance"),
     "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
@@ -277,7 +276,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "ordering-failed": "it cannot be ordered: {error}",
     "undecided": "scheduling failed inside the plane ({error}); its output says more",
     "instance-failed": instance_failed,
-    "not-sent": "the gateway could not connect to {instance}, which is no fault of it: {error}; send it again later",
+    "not-sent": "the gateway could not connect to {instance}, which is not at fault: {error}; send it again later",
     "client-gone": "the client went away",
     "stopped-for-priority": "stopped while running: work of priority {by_priority} could not start, and this "
     "request has priority {priority}; send it again later, or with a priority of 0 or more",
@@ -301,50 +300,40 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "no GPU available", lambda facts: ", ".join(f"{count} {OBSTACLES[name]}" for name, count in facts.items())
     ),
     "too-few-cpus": Phrase("too few CPUs", "needs {needed_cpus:g}, {free_cpus:g} free"),
-    "too-little-memory": Phrase("too little memory", _words("needs {needed_bytes}, {free_bytes} free")),
+    "too-little-memory": Phrase("too little memory", words("needs {needed_bytes}, {free_bytes} free")),
     "no-room": Phrase("no room"),
-    "no-room-on-one-gpu": Phrase("no room on one GPU", _words(_LARGEST_FREE)),
+    "no-room-on-one-gpu": Phrase("no room on one GPU", words(_LARGEST_FREE)),
     "too-few-gpus": Phrase("too few GPUs with room", too_few_gpus),
     "later-stage": Phrase("has a later stage"),
     "stages-elsewhere": Phrase("not needed", "the stages are elsewhere"),
     "too-little-room-in-all": Phrase("too little room in total", too_little_room),
-    "no-room-for-a-layer": Phrase("no room for a layer", _words(_LARGEST_FREE)),
+    "no-room-for-a-layer": Phrase("no room for a layer", words(_LARGEST_FREE)),
     "too-little-memory-for-the-rest": Phrase(
         "too little memory for the other layers",
-        _words("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
+        words("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
     ),
-    # Why an ask rules a tier out
-    "needs-several-gpus": Phrase("not allowed: the model must be split across several GPUs"),
-    "uses-no-gpu": Phrase("not allowed: the model uses no GPU"),
-    "cannot-be-divided": Phrase("not allowed: the model cannot be split across GPUs"),
-    "several-gpus-off": Phrase("not allowed: severalGpus is off"),
-    "engine-has-no-tensor-parallelism": Phrase("not allowed: the engine has no tensor parallelism"),
-    "several-workers-off": Phrase("not allowed: severalWorkers is off"),
-    "engine-runs-on-one-worker": Phrase("not allowed: the engine cannot span workers"),
-    "needs-several-gpus-which-are-off": Phrase("not allowed: the model must be split across GPUs (severalGpus is off)"),
-    "one-layer-only": Phrase("not allowed: the model has one layer"),
-    "partial-offload-off": Phrase("not allowed: partialOffload is off"),
-    "engine-cannot-offload": _either("engine", "", _NO_OFFLOAD.format(""), _NO_OFFLOAD.format(" {engine}")),
-    "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
+    "no-such-worker": Phrase("chosen by hand, not there", 'no worker "{worker}"; did you mean "{nearest}"?'),
+    "no-such-gpu": Phrase("chosen by hand, not there", 'no GPU {gpu} of "{worker}"; did you mean {worker}/{nearest}?'),
+    **NOT_ALLOWED,
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
     "no-tier-fits": _no_tier_fits,
     "no-workers": "there are no workers",
-    "largest-free-gpu": _either(
+    "largest-free-gpu": either(
         "gpus",
         1,
-        _words("needs {needed_bytes} on one GPU; largest free is {free_bytes} on {gpu}"),
-        _words("needs {needed_bytes} on each of {gpus} GPUs; largest free is {free_bytes} on {gpu}"),
+        words("needs {needed_bytes} on one GPU; largest free is {free_bytes} on {gpu}"),
+        words("needs {needed_bytes} on each of {gpus} GPUs; largest free is {free_bytes} on {gpu}"),
     ),
-    "fits-with-context": _words("context {context:,} would fit on {on}"),
+    "fits-with-context": words("context {context:,} would fit on {on}"),
     "fits-with-allowance": allowances,
-    "fits-without-gpu": _words("if its engine runs without a GPU, set placement.cpu: then it would fit on {on}"),
-    "fits-without-selector": _words("without its label selector it would fit on {on}"),
-    "fits-elsewhere": _words("without the choice of workers and GPUs it would fit on {on}"),
-    "fits-on-other-model": _words("with any GPU model it would fit on {on}"),
-    "fits-beside-others": _words("if it is not exclusive it would fit on {on}"),
-    "fits-with-fewer-cpus": _words("with fewer than {cpus:g} CPUs it would fit on {on}"),
-    "fits-after-stopping": _words("stopping {instances} would make room on {on}"),
+    "fits-without-gpu": words("if its engine runs without a GPU, set placement.cpu: then it would fit on {on}"),
+    "fits-without-selector": words("without its label selector it would fit on {on}"),
+    "fits-elsewhere": words("without the choice of workers and GPUs it would fit on {on}"),
+    "fits-on-other-model": words("with any GPU model it would fit on {on}"),
+    "fits-beside-others": words("if it is not exclusive it would fit on {on}"),
+    "fits-with-fewer-cpus": words("with fewer than {cpus:g} CPUs it would fit on {on}"),
+    "fits-after-stopping": words("stopping {instances} would make room on {on}"),
     "fits-after-moving": moves,
     # Where an instance is
     "place": place_taken,
@@ -352,19 +341,20 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "preempted": "it makes room for {instance}, which has a higher priority",
     "place-awaited": "{deployment} waits for its place",
     "evicted-for": "{instance} makes room for {deployment}, which has requests and no instance",
-    "start-timeout": _either("probe", "", _LATE, _LATE + ": {probe}"),
+    "start-timeout": either("probe", "", _LATE, _LATE + ": {probe}"),
     "drain-timeout": "not drained in {drain_timeout_s:g} s: {why}",
     "drained": "no request is in flight on it",
     "resources-lost": 'its resources on worker "{worker}" are gone',
     "worker-lost": 'worker "{worker}" is lost: {why}',
     "launch-failed": "could not be started: {why}",
-    "not-launched": _remedied("could not be started, which is no fault of it: {why}"),
+    "not-launched": remedied("could not be started, for a reason of the plane: {why}"),
     "exited": "{why}",
-    "probes-failed": _either(
+    "probes-failed": either(
         "probes", 1, "did not answer a probe: {why}", "did not answer {probes} probes in a row: {why}"
     ),
     "requests-fail": "requests fail on it: {why}",
     "requests-fail-again": "requests fail on it, although probes do not: {why}",
+    "out-of-reach": "{why}",
     "requests-and-probe-failed": "{before}; and a probe failed: {why}",
     "stands-out": stands_out,
     "not-ejected": "{why}; not ejected: {ready} are ready, {ejected} ejected (maxEjected {max_ejected:g})",
@@ -374,6 +364,11 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "rollout-stopped": "rollout stopped: {why}; the earlier version still serves; deploy again to retry",
     "cannot-start": "{why}; then apply it again",
     "given-up": given_up,
+    # What has changed
+    "phase-changed": phase_changed,
+    "documents-changed": "generation {generation}: {changes}",
+    "target-changed": "{before} -> {after}",
+    "operation": "{operation}: answered with {status}",
     # Why no further try to start an instance can succeed
     "no-program": no_program,
     "no-package": "the Python package {package} is not installed; {remedy}",
@@ -386,7 +381,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "drain-asked": "an operator asked for it to be drained",
     "shut-down": "the plane is stopping",
     "deployment-unwanted": 'deployment "{deployment}" was removed',
-    "replica-count": _either(
+    "replica-count": either(
         "wanted", 1, "1 replica is wanted, {present} there", "{wanted} replicas are wanted, {present} there"
     ),
     "takes-over": "to take over from {instance}",
@@ -401,88 +396,18 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "none-wanted": "its deployment has no instances and no endpoints now; an operator may add one",
     "no-place-yet": "there is no place for {instance} yet",
     "starting": "{instance} has been starting for {for_s} s",
-    "restarting": _either(
+    "restarting": either(
         "failures",
         1,
         "{instance} has failed once, and restarts in {restart_in_s} s",
         "{instance} has failed {failures} times, and restarts in {restart_in_s} s",
     ),
-    "hindered": "{instance} could not be started yet, which is no fault of it",
+    "hindered": "{instance} could not be started yet, for a reason of the plane",
     "never-starts": never_starts,
     "endpoint-starting": "{instance} has not answered yet",
-    "endpoint-down": _either(
+    "endpoint-down": either(
         "endpoints", 1, "{instance} does not answer", "none of its {endpoints} endpoints answers, such as {instance}"
     ),
     "in-phase": "{instance} is {phase}",
-    # Why a target changed, or did not
-    "policy-wants": "{replicas} wanted",
-    "request-waits": "a request waits, and there is no instance",
-    "gave-way": "it made room for another deployment, and has no requests",
-    "held-by-trouble": "not more while {trouble}",
-    "override": _OVERRIDE,
-    "override-ended": lambda facts: f"ended: {_OVERRIDE(facts)}",
-    "override-released": lambda facts: f"released: {_OVERRIDE(facts)}",
-    "unloaded-for": "makes room for {deployment}, which has requests and no instance; it was idle longest",
-    "room-from-idle": "{deployment}, which is idle, makes room for it",
-    "room-from-spare": "{instance} of {deployment}, which has spare replicas, makes room for it",
-    "room-from-turn": "{instance} of {deployment}, which has had its turn, makes room for it",
-    "waits-for-room": "started as soon as there is room",
-    "fits-no-worker": "no worker could take it, even if it were empty: {why}",
-    "start-retried": "it is restarted with backoff",
-    "start-given-up": "it is not started again before it is applied again",
-    "all-run-again": "all instances run again",
-    "scaling-began": "scaling begins with the {running} that run",
-    "policy-recovered": "{policy} answers again after it {problem}",
-    "scaling-max": "at most {max} (max)",
-    "scaling-min": "at least {min} (min)",
-    "scaling-up-delay": "{goal} after {delay_s:g} s (upDelay)",
-    "scaling-down-delay": "fewer after {delay_s:g} s (downDelay)",
-    "scaling-cooldown": "no change for {cooldown_s:g} s after the last one (cooldown)",
-    "scaling-up-factor": "{step} of {change} more at once (upFactor {factor:g})",
-    "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
-    "scaling-max-step": "{step} at a time (maxStep)",
-    "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
-    # What is wrong with a policy, or with instances
-    "policy-too-slow": _either(
-        "taken_s",
-        None,
-        "took more than {limit_s:g} s (timeLimit)",
-        "took {taken_s:.3g} s; it may take {limit_s:g} s (timeLimit)",
-    ),
-    "policy-raised": "{text}",
-    "policy-slow": "took {taken_ms:g} ms; it may take {limit_ms:g} ms (timeLimit)",
-    "policy-blocked": "was interrupted after {limit_ms:g} ms",
-    "policy-suspended": "is suspended for another {left_s:.3g} s, as it {cause}",
-    "policy-unguarded": 'deployment "{deployment}": calls of {policy} cannot be timed; write it as an ordinary class',
-    "answers-useless": 'deployment "{deployment}": answers of its scheduling code could not be used ({count} times, '
-    "the last: {last}); a stand-in decided; correct the code, and apply it again",
-    "policy-misbehaves": _either(
-        "left_s",
-        None,
-        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); it is in use',
-        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); a stand-in decides, '
-        "and it is tried again in {left_s:g} s",
-    ),
-    "policy-state-too-large": "wrote {size_kib} KiB into view.state, which may have {limit_kib} KiB; what it wrote is "
-    "dropped",
-    "policy-answer-invalid": "returned {found}; it must be a whole number of replicas from 0 to {max:,}, or a Wish "
-    "for one",
-    "instance-not-running": "{instance} does not run: {why}",
-    "instances-unplaced": unplaced,
-    # What this process or machine lacks
-    "requests-not-sent": _remedied("{requests} requests could not be sent to instances: {error}"),
-    "gateway-lost": _words("{gateway} is not connected to the plane; it was started again {restarts} times"),
-    "usage-refused": _words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
-    "probes-not-made": _remedied("{instances} instances could not be probed, and stay as they are: {error}"),
-    "records-not-stored": "records of requests cannot be written to {file}: {error}; {lost} were dropped so far. "
-    "Requests go on; free space on its disk, or make it writable",
-    "prefix-index-full": _words(
-        'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
-        "were dropped; raise gateway.maxPrefixIndexBytes"
-    ),
-    "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
-    "common one",
-    "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
-    "paths lead there; apply the manifest from a folder that is there",
-    "machine-not-seen": _remedied("this machine cannot be looked at, so what was known of it stays"),
+    **OF_PLANE,
 }

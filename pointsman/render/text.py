@@ -133,6 +133,7 @@ _ALLOWANCES = {
     "several_workers": "several workers",
     "partial_offload": "partial offload",
     "mixed_gpus": "GPUs of different models",
+    "mixed_generations": "GPUs of different generations",
 }
 
 

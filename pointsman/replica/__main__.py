@@ -5,14 +5,16 @@ import asyncio
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 import uvloop
 
 from pointsman.errors import PointsmanError, system_reason
+from pointsman.pipeline.sources import unpack_sources
+from pointsman.replica.calls import own_traceback
 from pointsman.replica.server import ReplicaServer
+from pointsman.replica.sources import install
 from pointsman.replica.target import LoadFailed, Recipe, Surroundings, read_environment
 
 
@@ -23,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         recipe, surroundings = read_environment(os.environ)
-    except PointsmanError as error:
+        install(unpack_sources(os.environ.pop("POINTSMAN_SOURCES", "")))
+    except (PointsmanError, ValueError) as error:
         fail(str(error), code=os.EX_CONFIG)
     uvloop.run(serve(options.host, options.port, recipe, surroundings))
 
@@ -58,7 +61,7 @@ def fail(why: str, cause: BaseException | None = None, code: int = 1) -> NoRetur
     """Print the reason and exit. The last line is shown in the status of the plane. `code`: EX_CONFIG if no further try
     can succeed before the code, a package or an argument is changed."""
     if cause is not None:
-        traceback.print_exception(cause)
+        print(own_traceback(cause), file=sys.stderr)
     print(f"the replica cannot start: {why}", file=sys.stderr)
     exit_now(code)
 

@@ -8,19 +8,74 @@ import asyncio
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from pointsman.pipeline.context import CURRENT, CallContext
 from pointsman.pipeline.options import Batching, joined, parted
-from pointsman.replica.calls import ReplicaCall, StreamedAnswer
 from pointsman.replica.methods import Method, MethodKind
-from pointsman.wire import COLLECTED
+from pointsman.wire import COLLECTED, Form
 
 Job = Callable[[], None]
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> Any: ...
+
+
+class PieceSink(Protocol):
+    """Gets what a generator yields."""
+
+    @property
+    def encode(self) -> Callable[[Any], Any]:
+        """Makes of a piece what `add` takes; in any thread."""
+
+    def add(self, piece: Any) -> None: ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the receiver is slower than the code."""
+
+    async def room(self) -> None:
+        """Wait until the receiver has read enough, or is gone."""
+
+
+class RunningCall(Protocol):
+    """A call, for the code that makes it. It ends exactly once, on the loop."""
+
+    method: Method
+    context: CallContext
+    task: Cancellable | None
+    """Cancelled if the answer is not wanted any more."""
+
+    @property
+    def args(self) -> Sequence[Any]: ...
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]: ...
+
+    @property
+    def form(self) -> Form: ...
+
+    @property
+    def handed_handles(self) -> bool:
+        """Among its arguments are handles: it may wait for other nodes."""
+
+    @property
+    def is_over(self) -> bool:
+        """Its result is not wanted any more, or was sent."""
+
+    def finish(self, value: Any) -> None: ...
+
+    def begin_pieces(self, first: Any) -> PieceSink:
+        """The code yields; this was its first piece."""
+
+    def end_pieces(self) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
 
 
 class Threads:
@@ -93,13 +148,14 @@ PIECES_AHEAD = 32
 
 
 class Calling:
-    def __init__(self, threads: Threads, *, may_wait: bool) -> None:
+    def __init__(self, threads: Threads, *, may_wait: bool, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop`: None for the running one."""
         self._threads = threads
         self._may_wait = may_wait
         """The object holds handles: its methods may wait for other nodes."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
 
-    def begin(self, call: ReplicaCall) -> None:
+    def begin(self, call: RunningCall) -> None:
         match call.method.kind:
             case MethodKind.PLAIN:
                 self._plain(call)
@@ -116,9 +172,9 @@ class Calling:
             return await method.function(*args, **kwargs)
         context = CURRENT.get()
         if self._is_quick(method):
-            result = _timed(method, args, kwargs, context, on_loop=True)
+            result = timed(method, args, kwargs, context, on_loop=True)
         else:
-            result = await self._threads.result_of(lambda: _timed(method, args, kwargs, context))
+            result = await self._threads.result_of(lambda: timed(method, args, kwargs, context))
         return await result if inspect.isawaitable(result) else result
 
     # Plain code
@@ -126,29 +182,29 @@ class Calling:
     def _is_quick(self, method: Method) -> bool:
         return method.pace.is_quick and self._threads.has_room and not self._may_wait
 
-    def _plain(self, call: ReplicaCall) -> None:
+    def _plain(self, call: RunningCall) -> None:
         method = call.method
         if self._is_quick(method) and not call.handed_handles:
             try:
-                result = _timed(method, call.args, call.kwargs, call.context, on_loop=True)
+                result = timed(method, call.args, call.kwargs, call.context, on_loop=True)
             except BaseException as error:
                 call.fail(error)
             else:
-                self._returned(call, result)
+                self.returned(call, result)
             return
 
         def job() -> Any:
-            return None if call.is_over else _timed(method, call.args, call.kwargs, call.context)
+            return None if call.is_over else timed(method, call.args, call.kwargs, call.context)
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is not None:
                 call.fail(error)
             else:
-                self._returned(call, result)
+                self.returned(call, result)
 
         self._threads.run(job, done)
 
-    def _returned(self, call: ReplicaCall, result: Any) -> None:
+    def returned(self, call: RunningCall, result: Any) -> None:
         """Usually that is the result; a plain function may also return a generator or a coroutine."""
         if inspect.isgenerator(result):
             self._iterate(call, result)
@@ -161,7 +217,7 @@ class Calling:
 
     # Async code
 
-    def _task(self, call: ReplicaCall, running: Any) -> None:
+    def _task(self, call: RunningCall, running: Any) -> None:
         if call.is_over:
             running.close()
             return
@@ -169,7 +225,7 @@ class Calling:
         call.task = self._loop.create_task(running)  # with the context as it is now
         CURRENT.reset(token)
 
-    async def _awaited(self, call: ReplicaCall, running: Any = None) -> None:
+    async def _awaited(self, call: RunningCall, running: Any = None) -> None:
         try:
             result = await (running or call.method.function(*call.args, **call.kwargs))
             if inspect.isasyncgen(result):
@@ -182,7 +238,7 @@ class Calling:
         except BaseException as error:
             call.fail(error)
 
-    async def _streamed(self, call: ReplicaCall, generator: Any = None) -> None:
+    async def _streamed(self, call: RunningCall, generator: Any = None) -> None:
         try:
             await self._stream(call, generator or call.method.function(*call.args, **call.kwargs))
         except asyncio.CancelledError as error:
@@ -191,7 +247,7 @@ class Calling:
         except BaseException as error:
             call.fail(error)
 
-    async def _stream(self, call: ReplicaCall, generator: Any) -> None:
+    async def _stream(self, call: RunningCall, generator: Any) -> None:
         async with aclosing(generator) as pieces:
             if call.form in COLLECTED:
                 call.finish([piece async for piece in pieces])
@@ -206,7 +262,7 @@ class Calling:
                 call.begin_pieces(None)
             call.end_pieces()
 
-    def _iterate(self, call: ReplicaCall, generator: Any = None) -> None:
+    def _iterate(self, call: RunningCall, generator: Any = None) -> None:
         def done(_: Any, error: BaseException | None) -> None:
             if error is not None:
                 call.fail(error)
@@ -217,7 +273,7 @@ class Calling:
 class ThreadedGenerator:
     """Runs a generator in a thread; what it yields is sent on the loop."""
 
-    def __init__(self, call: ReplicaCall, loop: asyncio.AbstractEventLoop, generator: Any) -> None:
+    def __init__(self, call: RunningCall, loop: asyncio.AbstractEventLoop, generator: Any) -> None:
         self._call = call
         self._loop = loop
         self._generator = generator
@@ -257,11 +313,11 @@ class ThreadedGenerator:
         self._loop.call_soon_threadsafe(function, *args)
 
 
-async def _begun(call: ReplicaCall, first: Any) -> StreamedAnswer:
+async def _begun(call: RunningCall, first: Any) -> PieceSink:
     return call.begin_pieces(first)
 
 
-def _timed(method: Method, args: Any, kwargs: Any, context: CallContext, *, on_loop: bool = False) -> Any:
+def timed(method: Method, args: Any, kwargs: Any, context: CallContext, *, on_loop: bool = False) -> Any:
     token = CURRENT.set(context)
     began = perf_counter()
     try:
@@ -277,17 +333,24 @@ def _timed(method: Method, args: Any, kwargs: Any, context: CallContext, *, on_l
 class Batches:
     """The batches of one method. One runs at a time; meanwhile the next one fills."""
 
-    def __init__(self, method: Method, batching: Batching, calling: Calling) -> None:
+    def __init__(
+        self,
+        method: Method,
+        batching: Batching,
+        calling: Calling,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`loop`: None for the running one."""
         self._method = method
         self._batching = batching
         self._calling = calling
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[ReplicaCall, float]] = deque()
+        self._loop = loop or asyncio.get_running_loop()
+        self._waiting: deque[tuple[RunningCall, float]] = deque()
         """With their arrival times."""
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 
-    def add(self, call: ReplicaCall) -> None:
+    def add(self, call: RunningCall) -> None:
         self._waiting.append((call, self._loop.time()))
         if self._running is None:
             self._begin_or_wait()
@@ -311,9 +374,9 @@ class Batches:
             for call in batch:
                 call.task = _Share(batch, self._running)
 
-    def _take(self) -> list[ReplicaCall]:
+    def _take(self) -> list[RunningCall]:
         """The next batch: calls with the same number of arguments and the same names, without those that are over."""
-        batch: list[ReplicaCall] = []
+        batch: list[RunningCall] = []
         while self._waiting and len(batch) < self._batching.max_batch_size:
             call, _ = self._waiting[0]
             if not call.is_over:
@@ -323,7 +386,7 @@ class Batches:
             self._waiting.popleft()
         return batch
 
-    async def _run(self, batch: list[ReplicaCall]) -> None:
+    async def _run(self, batch: list[RunningCall]) -> None:
         try:
             args, kwargs = joined([(call.args, call.kwargs) for call in batch])
             results = parted(await self._calling.value(self._method, *args, **kwargs), len(batch), self._method.name)
@@ -341,7 +404,7 @@ class Batches:
 class _Share:
     """A call's part in a batch: the batch is cancelled when all its calls are over."""
 
-    def __init__(self, batch: list[ReplicaCall], running: "asyncio.Task[None]") -> None:
+    def __init__(self, batch: list[RunningCall], running: "asyncio.Task[None]") -> None:
         self._batch = batch
         self._running = running
 
@@ -350,5 +413,5 @@ class _Share:
             self._running.cancel()
 
 
-def _shape(call: ReplicaCall) -> tuple[int, frozenset[str]]:
+def _shape(call: RunningCall) -> tuple[int, frozenset[str]]:
     return len(call.args), frozenset(call.kwargs)

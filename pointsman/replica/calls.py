@@ -5,7 +5,7 @@ import os
 import traceback
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -14,8 +14,19 @@ from pointsman.http.responses import CONTENT_TYPE as EVENTS
 from pointsman.http.responses import DONE, event
 from pointsman.http.server import JSON, ResponseStream, ServerConnection
 from pointsman.pipeline.context import CallContext
+from pointsman.replica.calling import Cancellable
 from pointsman.replica.methods import Method
-from pointsman.wire import BLOB, PIECES, CallFailed, CallHead, Form, SharedBuffers, encode_value
+from pointsman.wire import (
+    BLOB,
+    PIECES,
+    CallFailed,
+    CallHead,
+    Form,
+    SharedBuffers,
+    encode_value,
+    failed_after_pieces,
+    pickled,
+)
 
 TEXT = b"text/plain; charset=utf-8"
 LINES = b"application/x-ndjson"
@@ -72,13 +83,6 @@ class Pieces:
             return piece.encode()
         return to_json(piece) + b"\n"
 
-    def failed(self, error: BaseException) -> bytes:
-        """The last piece of an answer that breaks off, if its form allows one."""
-        if self._form != "events":
-            return b""
-        problem = {"type": type(error).__name__, "message": str(error)}
-        return event(msgspec.json.encode({"error": problem}))
-
 
 def to_json(value: Any) -> bytes:
     """A value as JSON. Raises TypeError if it has none."""
@@ -89,12 +93,14 @@ def error_answer(error: BaseException) -> tuple[int, bytes]:
     """Status and body for an exception of the user's code."""
     if isinstance(error, CallRefused):
         return error.status, to_json({"detail": error.detail})
-    body: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": _own_traceback(error)}
+    body: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": own_traceback(error)}
     status = 500
     if isinstance(error, CallFailed):  # of a node that this one called
         body |= {"message": error.message, "type": error.kind or body["type"], "node": error.node}
         body["traceback"] = error.trace or body["traceback"]
         status = error.status if error.status in (429, 504) else 500  # too late, or beyond the limits of its tenant
+    elif made := pickled(error):
+        body["pickled"] = made
     return status, to_json(body)
 
 
@@ -103,7 +109,7 @@ def problem(kind: str, message: str) -> bytes:
     return msgspec.json.encode({"type": kind, "message": message, "traceback": ""})
 
 
-def _own_traceback(error: BaseException) -> str:
+def own_traceback(error: BaseException) -> str:
     """The traceback, without the frames above the user's code."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_HERE) and frames.tb_next is not None:
@@ -159,12 +165,15 @@ class StreamedAnswer:
         if stream is not None:
             stream.end(self._pieces.end)
 
-    def break_off(self, error: BaseException | None = None) -> None:
-        """Nothing more comes: say so in the answer, if anything can, and close the connection."""
+    def break_off(self, failure: tuple[int, bytes] | None = None) -> None:
+        """Nothing more comes. `failure`: status and body of the error, which come after the last piece."""
         stream, self._stream = self._stream, None
         self.resume()
-        if stream is not None and error is not None:
-            stream.write(self._pieces.failed(error))
+        if stream is None or failure is None:
+            return
+        if stream.is_chunked:
+            stream.end(trailers=failed_after_pieces(*failure))
+        else:
             stream.cut()
 
     def pause(self) -> None:
@@ -184,10 +193,6 @@ class StreamedAnswer:
         """Wait until the client has read enough, or has disconnected."""
         if self._room is not None:
             await self._room.wait()
-
-
-class Cancellable(Protocol):
-    def cancel(self) -> Any: ...
 
 
 class ReplicaCall:
@@ -261,7 +266,7 @@ class ReplicaCall:
             return
         self._end()
         if self._streamed is not None:
-            self._streamed.break_off(error)
+            self._streamed.break_off(error_answer(error))
         else:
             self._connection.answer(*error_answer(error))
 
@@ -292,11 +297,11 @@ class ReplicaCall:
         self._end()
         if self.task is not None:
             self.task.cancel()
+        late = problem("DeadlineExceeded", f"{self.method.name} did not end before its deadline")
         if self._streamed is not None:
-            self._streamed.break_off(TimeoutError("its deadline was exceeded"))
+            self._streamed.break_off((504, late))
         else:
-            why = f"{self.method.name} did not end before its deadline"
-            self._connection.answer(504, problem("DeadlineExceeded", why))
+            self._connection.answer(504, late)
 
     def _end(self) -> None:
         self.is_over = True

@@ -5,7 +5,8 @@ for with `.result()`. The one rule: a call inherits request, priority, tenant an
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +21,7 @@ from pointsman.http.responses import data_in
 from pointsman.parameters import host_and_port
 from pointsman.pipeline.context import current
 from pointsman.pipeline.graph import CALL
-from pointsman.wire import CallFailed, CallHead, Form, encode_call, placeholder, template
+from pointsman.wire import CallFailed, CallHead, Form, PieceReader, encode_call, placeholder, raised_by, template
 
 CALL_PATH = "/pipelines/call"
 
@@ -41,28 +42,46 @@ class Transport(Protocol):
         """Send a POST; leaving before the end of the response closes the connection. Raises `CallFailed`."""
 
 
+class PlaneAddress:
+    """Where the process of the plane is: at a unix socket; for processes on other machines, at the address that is in a
+    file, because the next plane may be elsewhere."""
+
+    def __init__(self, where: Path, *, is_file: bool = False, connect_timeout_s: float = 30.0) -> None:
+        """`where`: the socket, or the file."""
+        self.where = where
+        self.is_file = is_file
+        self.at = ""
+        """The address in the file, when it was last read."""
+        self._connect_timeout_s = connect_timeout_s
+        self._client = HttpClient(UnixSocket(where), connect_timeout_s=connect_timeout_s)
+
+    def client(self) -> HttpClient:
+        """A client of the plane that the file names now. Raises `OSError` if it cannot be read, and `ValueError`."""
+        at = self.named()
+        if at != self.at:
+            host, port = host_and_port(at)
+            self.at = at
+            self._client = HttpClient(Address(host, port, False), connect_timeout_s=self._connect_timeout_s)
+        return self._client
+
+    def named(self) -> str:
+        """The address in the file; empty for a socket."""
+        return self.where.read_text(encoding="ascii").strip() if self.is_file else ""
+
+
 class GatewayTransport:
-    """The way to the gateway: over its unix socket; on other machines, to the address that is in a file, because the
-    next plane may be elsewhere."""
+    """The way to the gateway of the plane."""
 
     def __init__(self, where: Path, headers: str = "", *, is_file: bool = False) -> None:
-        """`where`: the socket, or the file."""
-        self._where = where
+        """`where`: its socket, or a file with its address."""
         self._headers = headers
-        self._is_file = is_file
-        self._at = ""
-        self._client = HttpClient(UnixSocket(where))
+        self._plane = PlaneAddress(where, is_file=is_file)
 
     def _reach(self) -> HttpClient:
-        if self._is_file:
-            try:
-                at = self._where.read_text(encoding="ascii").strip()
-            except OSError as error:
-                raise CallFailed(f"the gateway is not known: {self._where}: {error.strerror}", status=503) from error
-            if at != self._at:
-                host, port = host_and_port(at)
-                self._at, self._client = at, HttpClient(Address(host, port, False))
-        return self._client
+        try:
+            return self._plane.client()
+        except (OSError, ValueError) as error:
+            raise CallFailed(f"the gateway is not known: {self._plane.where}: {error}", status=503) from error
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
@@ -74,31 +93,38 @@ class GatewayTransport:
             if error.began:
                 raise CallFailed("the answer broke off in the middle", status=502) from error
             raise CallFailed(
-                f"the gateway at {self._at or self._where} does not answer: {error}", status=503
+                f"the gateway at {self._plane.at or self._plane.where} does not answer: {error}", status=503
             ) from error
 
 
-class HandleLink(NamedTuple):
-    """What the handles of one process share."""
+class HandleLink(Protocol):
+    """The way to other nodes: through the gateway, or to nodes in this process."""
 
-    transport: Transport
-    loop: asyncio.AbstractEventLoop
-    """The loop of the transport; handles may be used from any thread."""
-    encode: Callable[[Any], bytes]
-    """A value as a blob, and back."""
-    decode: Callable[[bytes], Any]
-    app: str = ""
+    def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Response":
+        """Begin a call, at once."""
+
+    def stream(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Stream":
+        """A call that begins when its first piece is asked for."""
 
 
 class Response:
     """The answer to a call, which was sent already. Cancelling code that awaits it cancels the call."""
 
-    def __init__(self, running: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, awaited: "asyncio.Task[Any] | Future[Any]", loop: asyncio.AbstractEventLoop | None, *, on_loop: bool
+    ) -> None:
+        """`awaited`: a task of the loop, if `on_loop`; else a future of any thread. `loop`: that of the code that made
+        the call, which must not be blocked."""
         self._loop = loop
-        self._on_loop = _loop_here() is loop
-        self._awaited: Any = (
-            loop.create_task(running) if self._on_loop else asyncio.run_coroutine_threadsafe(running, loop)
-        )
+        self._on_loop = on_loop
+        self._awaited: Any = awaited
+
+    @classmethod
+    def to(cls, running: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> "Response":
+        """The answer that a coroutine fetches on this loop."""
+        if _loop_here() is loop:
+            return cls(loop.create_task(running), loop, on_loop=True)
+        return cls(asyncio.run_coroutine_threadsafe(running, loop), loop, on_loop=False)
 
     def __await__(self) -> Generator[Any, None, Any]:
         awaited = self._awaited if self._on_loop else asyncio.wrap_future(self._awaited)
@@ -106,15 +132,16 @@ class Response:
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for it, in plain code. Raises TimeoutError if there is no answer in time; the call goes on."""
-        if _loop_here() is self._loop:
+        if self._loop is not None and _loop_here() is self._loop:
             raise PointsmanError("result() would block the event loop; in async code, await the response")
         awaited = self._awaited
         if self._on_loop:
+            assert self._loop is not None
             awaited = asyncio.run_coroutine_threadsafe(_outcome(awaited), self._loop)
         return awaited.result(timeout_s)
 
     def cancel(self) -> None:
-        if self._on_loop:
+        if self._on_loop and self._loop is not None:
             self._loop.call_soon_threadsafe(self._awaited.cancel)
         else:
             self._awaited.cancel()
@@ -123,9 +150,16 @@ class Response:
 class Stream:
     """An answer piece by piece: `async for`, or `for` in plain code."""
 
-    def __init__(self, pieces: AsyncIterator[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        pieces: AsyncIterator[Any],
+        loop: asyncio.AbstractEventLoop,
+        caller: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`loop`: where the pieces come. `caller`: the loop of the code that made the call, if it is another one."""
         self._pieces = pieces
         self._loop = loop
+        self._caller = loop if caller is None else caller
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         on_loop = _loop_here() is self._loop
@@ -146,7 +180,7 @@ class Stream:
                 asyncio.run_coroutine_threadsafe(closing, self._loop)
 
     def __iter__(self) -> Iterator[Any]:
-        if _loop_here() is self._loop:
+        if _loop_here() in (self._loop, self._caller):
             raise PointsmanError("a plain for would block the event loop; in async code, write async for")
         try:
             while True:
@@ -158,6 +192,57 @@ class Stream:
             asyncio.run_coroutine_threadsafe(_closed(self._pieces), self._loop)
 
 
+class GatewayLink(NamedTuple):
+    """`HandleLink` to the nodes of an application that is deployed: what the handles of one process share."""
+
+    transport: Transport
+    loop: asyncio.AbstractEventLoop
+    """The loop of the transport; handles may be used from any thread."""
+    encode: Callable[[Any], bytes]
+    """A value as a blob, and back."""
+    decode: Callable[[bytes], Awaitable[Any]]
+    app: str = ""
+
+    def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Response:
+        return Response.to(self._answer(node, self._encoded(node, method, "blob", args, kwargs)), self.loop)
+
+    def stream(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Stream:
+        return Stream(self._pieces(node, self._encoded(node, method, "pieces", args, kwargs)), self.loop)
+
+    def _encoded(self, node: str, method: str, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        context = current()
+        head = CallHead(
+            method=method,
+            args=template([placeholder(index) for index in range(len(args))]),
+            kwargs=template({name: placeholder(len(args) + index) for index, name in enumerate(kwargs)}),
+            form=form,
+            request_id=context.request_id,
+            deadline_s=context.time_left_s,
+            priority=context.priority,
+            tenant=context.tenant,
+            app=self.app,
+            node=node,
+            step=context.step,
+        )
+        return encode_call(head, [self.encode(value) for value in (*args, *kwargs.values())])
+
+    async def _answer(self, node: str, body: bytes) -> Any:
+        async with self.transport.post(CALL_PATH, body, {}) as answer:
+            result = await answer.read()
+        if answer.status != 200:
+            raise raised_by(answer.status, result, node)
+        return await self.decode(result)
+
+    async def _pieces(self, node: str, body: bytes) -> AsyncIterator[Any]:
+        async with self.transport.post(CALL_PATH, body, {}) as answer:
+            if answer.status != 200:
+                raise raised_by(answer.status, await answer.read(), node)
+            reader = PieceReader(node)
+            async for data in answer.pieces():
+                for piece in reader.feed(data):
+                    yield await self.decode(piece)
+
+
 class HandleMethod:
     def __init__(self, link: HandleLink, node: str, method: str) -> None:
         self._link = link
@@ -166,7 +251,7 @@ class HandleMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Response:
         """Call it: `await handle.method(x)`."""
-        return Response(self._answer(self._encoded("blob", args, kwargs)), self._link.loop)
+        return self._link.call(self._node, self._method, args, kwargs)
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
         """The same: `handle.method.remote(x).result()`."""
@@ -174,42 +259,7 @@ class HandleMethod:
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
         """Call a generator: its pieces, as they come."""
-        return Stream(self._pieces(self._encoded("pieces", args, kwargs)), self._link.loop)
-
-    def _encoded(self, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        context = current()
-        head = CallHead(
-            method=self._method,
-            args=template([placeholder(index) for index in range(len(args))]),
-            kwargs=template({name: placeholder(len(args) + index) for index, name in enumerate(kwargs)}),
-            form=form,
-            request_id=context.request_id,
-            deadline_s=context.time_left_s,
-            priority=context.priority,
-            tenant=context.tenant,
-            app=self._link.app,
-            node=self._node,
-            step=context.step,
-        )
-        return encode_call(head, [self._link.encode(value) for value in (*args, *kwargs.values())])
-
-    async def _answer(self, body: bytes) -> Any:
-        async with self._link.transport.post(CALL_PATH, body, {}) as answer:
-            result = await answer.read()
-        if answer.status != 200:
-            raise CallFailed.from_answer(answer.status, result, self._node)
-        return self._link.decode(result)
-
-    async def _pieces(self, body: bytes) -> AsyncIterator[Any]:
-        async with self._link.transport.post(CALL_PATH, body, {}) as answer:
-            if answer.status != 200:
-                raise CallFailed.from_answer(answer.status, await answer.read(), self._node)
-            held = b""
-            async for data in answer.pieces():
-                held += data
-                while len(held) >= 4 and len(held) >= (end := 4 + int.from_bytes(held[:4], "little")):
-                    yield self._link.decode(held[4:end])
-                    held = held[end:]
+        return self._link.stream(self._node, self._method, args, kwargs)
 
 
 class Handle(HandleMethod):
@@ -252,7 +302,7 @@ async def _closed(pieces: Any) -> None:
 class ModelMethod:
     """One kind of request to a model. It is scheduled like a client's."""
 
-    def __init__(self, link: HandleLink, model: str, path: str, field: str, text: Callable[[Any], str]) -> None:
+    def __init__(self, link: GatewayLink, model: str, path: str, field: str, text: Callable[[Any], str]) -> None:
         self._link = link
         self._model = model
         self._path = path
@@ -261,13 +311,13 @@ class ModelMethod:
 
     def __call__(self, prompt: Any, **params: Any) -> Response:
         """The text of the first choice."""
-        return Response(self._text_of(self._request(prompt, params)), self._link.loop)
+        return Response.to(self._text_of(self._request(prompt, params)), self._link.loop)
 
     remote = __call__
 
     def raw(self, prompt: Any, **params: Any) -> Response:
         """The whole response of the model."""
-        return Response(self._answer(self._request(prompt, params)), self._link.loop)
+        return Response.to(self._answer(self._request(prompt, params)), self._link.loop)
 
     def stream(self, prompt: Any, **params: Any) -> Stream:
         """The text of the first choice, as it is generated."""
@@ -314,7 +364,7 @@ class ModelMethod:
 class ModelHandle:
     """A model that a deployment of the manifest serves."""
 
-    def __init__(self, link: HandleLink, model: str) -> None:
+    def __init__(self, link: GatewayLink, model: str) -> None:
         self._link = link
         self.model = model
         self.chat = ModelMethod(link, model, "/pipelines/v1/chat/completions", "messages", _chat_text)
@@ -325,7 +375,7 @@ class ModelHandle:
 
     def embed(self, texts: Any, **params: Any) -> Response:
         """A vector for each text."""
-        return Response(self._vectors(self._embeddings._request(texts, params)), self._link.loop)
+        return Response.to(self._vectors(self._embeddings._request(texts, params)), self._link.loop)
 
     async def _vectors(self, request: tuple[bytes, dict[str, str]]) -> list[list[float]]:
         found = (await self._embeddings._answer(request))["data"]

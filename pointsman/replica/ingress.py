@@ -1,17 +1,18 @@
 """User code that makes the input of a request: a preprocessor, a schema, or both in this order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from pointsman.pipeline.flow import BadInput, part_of
+from pointsman.pipeline.flow import BadInput, input_value, part_of
 from pointsman.pipeline.graph import Access
 from pointsman.replica.calling import Calling
 from pointsman.replica.calls import CallRefused
 from pointsman.replica.methods import Method
-from pointsman.wire import HttpHead, SharedBuffers, encode_value
+from pointsman.wire import ARGUMENTS, HttpHead, SharedBuffers, decode_plain, encode_value
 
 
 class Headers(Mapping[str, str]):
@@ -84,45 +85,50 @@ class Request:
         return msgspec.json.decode(self._body)
 
 
-class Ingress:
-    """The object of an ingress replica. Its methods are called like those of any node."""
+class GivenInput(msgspec.Struct, frozen=True):
+    """The input of a call with arguments. It is not read from a request, so that no preprocessor is needed."""
 
-    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedBuffers | None) -> None:
+    value: Any
+
+
+def request_of(head: HttpHead, body: bytes) -> Request | GivenInput:
+    """The request of a client over HTTP, or the input that a handle was given."""
+    if head.headers.get("content-type") != ARGUMENTS:
+        return Request(head, body)
+    given = decode_plain(body)
+    return GivenInput(input_value(given["args"], given["kwargs"]))
+
+
+class IngressInput:
+    """Makes the input of a request: by a preprocessor, a schema, or both in this order."""
+
+    def __init__(
+        self,
+        preprocessor: Any,
+        schema: Any,
+        run: Callable[[Method, Request], Awaitable[Any]] | None = None,
+    ) -> None:
+        """`run`: how the preprocessor is called; None: where it is."""
         self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
-        self._schema = schema
-        self._calling = calling
-        self._shared = shared
+        self.schema = schema
+        self._run = run or _called
 
-    async def input(
-        self, request: Request, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
-    ) -> list[bytes]:
-        """The parts of the input at these paths, each as a blob. Raises `CallRefused` if the input is not valid."""
-        value = await self._input_of(request)
-        try:
-            parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
-        except BadInput as error:
-            raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
-        return [encode_value(part, self._shared) for part in parts]
-
-    async def openapi(self) -> Any:
-        """The JSON schema of the input; None if it is unknown."""
-        describe = getattr(self._schema, "model_json_schema", None)
-        return None if describe is None else describe()
-
-    async def _input_of(self, request: Request) -> Any:
-        if self._preprocessor is None:
+    async def of(self, request: Request | GivenInput) -> Any:
+        """Raises `CallRefused` if it is not valid."""
+        if isinstance(request, GivenInput):
+            value = request.value
+        elif self._preprocessor is None:
             try:
                 value = await request.json()
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise CallRefused([{"loc": ["body"], "msg": f"not JSON: {error}", "type": "json_invalid"}]) from None
         else:
-            value = await self._preprocessed(request)
-        return value if self._schema is None else self._validated(value)
+            value = await self._preprocessed(self._preprocessor, request)
+        return value if self.schema is None else self._validated(value)
 
-    async def _preprocessed(self, request: Request) -> Any:
-        assert self._preprocessor is not None
+    async def _preprocessed(self, preprocessor: Method, request: Request) -> Any:
         try:
-            return await self._calling.value(self._preprocessor, request)
+            return await self._run(preprocessor, request)
         except CallRefused:
             raise
         except Exception as error:
@@ -135,14 +141,43 @@ class Ingress:
             raise
 
     def _validated(self, value: Any) -> Any:
-        if isinstance(value, self._schema):
+        if isinstance(value, self.schema):
             return value
         try:
-            return self._schema.model_validate(value)
+            return self.schema.model_validate(value)
         except Exception as error:
             if problems := _problems(error):
                 raise CallRefused(problems) from None
             raise
+
+
+async def _called(method: Method, request: Request) -> Any:
+    result = method.function(request)
+    return await result if inspect.isawaitable(result) else result
+
+
+class Ingress:
+    """The object of an ingress replica. Its methods are called like those of any node."""
+
+    def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedBuffers | None) -> None:
+        self._made = IngressInput(preprocessor, schema, calling.value)
+        self._shared = shared
+
+    async def input(
+        self, request: Request | GivenInput, *, paths: Sequence[Sequence[tuple[int | str, bool]]] = ((),)
+    ) -> list[bytes]:
+        """The parts of the input at these paths, each as a blob. Raises `CallRefused` if the input is not valid."""
+        value = await self._made.of(request)
+        try:
+            parts = [part_of(value, [Access(*access) for access in path]) for path in paths]
+        except BadInput as error:
+            raise CallRefused([{"loc": ["body"], "msg": str(error), "type": "missing"}]) from None
+        return [encode_value(part, self._shared) for part in parts]
+
+    async def openapi(self) -> Any:
+        """The JSON schema of the input; None if it is unknown."""
+        describe = getattr(self._made.schema, "model_json_schema", None)
+        return None if describe is None else describe()
 
 
 def _problems(error: Exception) -> list[dict[str, Any]]:

@@ -13,12 +13,24 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.http.heads import HttpRequest
 from pointsman.http.server import HttpServer, ServerConnection
 from pointsman.pipeline.context import CallContext
+from pointsman.pipeline.flow import NoSuchPart
 from pointsman.replica.calling import Batches, Calling, Threads
 from pointsman.replica.calls import ReplicaCall, error_answer, problem
-from pointsman.replica.ingress import Request
+from pointsman.replica.ingress import request_of
 from pointsman.replica.methods import Method
 from pointsman.replica.target import Handles, Recipe, Surroundings, Target
-from pointsman.wire import CallHead, HandleAt, SharedBuffers, arguments, decode_call, decode_plain
+from pointsman.wire import (
+    BufferSource,
+    CallHead,
+    Fetcher,
+    HandleAt,
+    SharedBuffers,
+    StoredFile,
+    UnreadableBlob,
+    arguments,
+    decode_call,
+    decode_plain,
+)
 
 MAX_METRICS = 100
 """Beyond that, the metric that was recorded longest ago is dropped."""
@@ -63,6 +75,7 @@ class CallsInFlight:
         calling: Calling,
         handles: Handles,
         shared: SharedBuffers | None,
+        fetcher: Fetcher | None,
         recorder: Callable[[str, float], None],
     ) -> None:
         self._recipe = recipe
@@ -70,6 +83,9 @@ class CallsInFlight:
         self._calling = calling
         self._handles = handles
         self._shared = shared
+        self._fetcher = fetcher
+        self._fetching: set[asyncio.Task[None]] = set()
+        """Calls whose arguments come from other nodes."""
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
         self._in_flight: set[ReplicaCall] = set()
@@ -78,11 +94,42 @@ class CallsInFlight:
 
     def when_idle(self, call: Callable[[], object]) -> None:
         self._when_idle = call
-        if not self._in_flight:
-            call()
+        self._look_if_idle()
 
     def begin(self, client: ServerConnection, request: HttpRequest) -> None:
         """Start a call, or answer why it cannot be made."""
+        try:
+            head, blobs = decode_call(request.body)
+            away = [] if self._fetcher is None else self._fetcher.elsewhere(blobs)
+        except PointsmanError as error:
+            client.answer(400, problem(type(error).__name__, str(error)))
+            return
+        if not away:
+            self._begin(client, head, blobs, self._shared)
+            return
+        task = self._loop.create_task(self._fetch_and_begin(client, head, blobs, away))
+        self._fetching.add(task)
+        task.add_done_callback(self._fetching.discard)
+
+    async def _fetch_and_begin(
+        self, client: ServerConnection, head: CallHead, blobs: list[memoryview], away: list[StoredFile]
+    ) -> None:
+        assert self._fetcher is not None
+        began = monotonic()
+        try:
+            source = await self._fetcher.source(away)
+        except UnreadableBlob as error:
+            client.answer(503, problem(type(error).__name__, str(error)))
+            self._loop.call_soon(self._look_if_idle)  # when this task has ended
+            return
+        if head.deadline_s is not None:
+            head.deadline_s -= monotonic() - began
+        self._begin(client, head, blobs, source)
+        self._loop.call_soon(self._look_if_idle)
+
+    def _begin(
+        self, client: ServerConnection, head: CallHead, blobs: list[memoryview], source: BufferSource | None
+    ) -> None:
         assert self._target.methods is not None
         handed: list[HandleAt] = []
 
@@ -91,16 +138,18 @@ class CallsInFlight:
             return self._handles(to)
 
         try:
-            head, blobs = decode_call(request.body)
             if head.deadline_s is not None and head.deadline_s <= 0:
                 client.answer(504, problem("DeadlineExceeded", f"the deadline of {head.method} was exceeded already"))
                 return
             method = self._target.methods.find(head.method)
-            args, kwargs = arguments(head, blobs, self._shared, handle)
+            args, kwargs = arguments(head, blobs, source, handle)
             if head.http is not None:
-                args = [Request(head.http, decode_plain(blobs[0]) if blobs else b"")]
+                args = [request_of(head.http, decode_plain(blobs[0]) if blobs else b"")]
         except UnknownName as error:
             client.answer(404, problem("UnknownMethod", str(error)))
+            return
+        except NoSuchPart as error:
+            client.answer(*error_answer(error))
             return
         except PointsmanError as error:
             client.answer(400, problem(type(error).__name__, str(error)))
@@ -140,7 +189,10 @@ class CallsInFlight:
 
     def _ended(self, call: ReplicaCall) -> None:
         self._in_flight.discard(call)
-        if self._when_idle is not None and not self._in_flight:
+        self._look_if_idle()
+
+    def _look_if_idle(self) -> None:
+        if self._when_idle is not None and not self._in_flight and not self._fetching:
             self._when_idle()
 
 
@@ -152,14 +204,16 @@ class ReplicaServer:
         self._secret = surroundings.secret.encode()
         self._config = surroundings.user_config
         self._loop = asyncio.get_running_loop()
-        self._shared = SharedBuffers(surroundings.shared_memory) if surroundings.shared_memory else None
+        folder, home = surroundings.shared_memory, surroundings.memory_home
+        self._shared = SharedBuffers(folder, home) if folder else None
+        fetcher = Fetcher(self._shared, surroundings.secret) if self._shared is not None and home else None
         threads = Threads(recipe.threads, "call")
         self._calling = Calling(threads, may_wait=recipe.holds_handles)
-        self._handles = Handles(recipe, surroundings, self._shared)
+        self._handles = Handles(recipe, surroundings, self._shared, fetcher)
         self._metrics = RecordedMetrics()
         self._target = Target(recipe, self._handles, self._calling, threads, self._shared, self._metrics.record)
         self._calls = CallsInFlight(
-            recipe, self._target, self._calling, self._handles, self._shared, self._metrics.record
+            recipe, self._target, self._calling, self._handles, self._shared, fetcher, self._metrics.record
         )
         self._http = HttpServer(self._handle)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +18,11 @@ import msgspec
 from pointsman.errors import ConfigError, PointsmanError, did_you_mean
 from pointsman.pipeline.context import CURRENT, LOADING, CallContext, LoadedEnough, Loading
 from pointsman.replica.calling import Calling, Threads
-from pointsman.replica.handles import GatewayTransport, Handle, HandleLink, ModelHandle
+from pointsman.replica.handles import GatewayLink, GatewayTransport, Handle, ModelHandle
 from pointsman.replica.ingress import Ingress
 from pointsman.replica.methods import Methods
-from pointsman.wire import HandleAt, SharedBuffers, decode_value, encode_value
+from pointsman.replica.sources import kept_finder
+from pointsman.wire import Fetcher, HandleAt, SharedBuffers, decode_value, encode_value
 
 # Loading code of the user: `module:Name` or `path/to/file.py:Name`
 
@@ -66,7 +67,8 @@ def _split(code: str) -> tuple[str, str]:
 def _module(module: str, folder: Path, wanted: frozenset[str]) -> ModuleType:
     if module.endswith(".py"):
         path = (folder / module).resolve()
-        if not path.is_file():
+        finder = kept_finder()
+        if not path.is_file() and (finder is None or str(path) not in finder.sources):
             raise LoadFailed(f"{module} does not exist (looked for {path})")
         _find_from(str(path.parent))
         return _executed(_spec_of_file(path), module, wanted)
@@ -96,7 +98,9 @@ def _spec_of_file(path: Path) -> ModuleSpec:
         found = None
     if found is None or found.origin is None or Path(found.origin).resolve() != path:
         name = f"_pointsman_{crc32(str(path).encode()):08x}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    finder = kept_finder()
+    spec = None if finder is None else finder.spec_of(name, path)
+    spec = spec or importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     return spec
 
@@ -206,6 +210,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """A file with its address instead, host:port, if it may be on another machine."""
     shared_memory: str = ""
     """A folder; if empty, large values are sent like small ones."""
+    memory_home: str = ""
+    """A file with the home of this node, if replicas may be on several."""
     user_config: Any = None
     """For `reconfigure`, before the first call."""
 
@@ -225,6 +231,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundin
         socket=environment.get("POINTSMAN_SOCKET", ""),
         gateway=environment.get("POINTSMAN_GATEWAY", ""),
         shared_memory=environment.get("POINTSMAN_SHM", ""),
+        memory_home=environment.get("POINTSMAN_MEMORY", ""),
         user_config=config,
     )
 
@@ -249,8 +256,14 @@ def _is_handle_deep(value: Any) -> bool:
 class Handles:
     """Makes handles to other nodes and to models."""
 
-    def __init__(self, recipe: Recipe, surroundings: Surroundings, shared: SharedBuffers | None) -> None:
-        self._link = HandleLink(
+    def __init__(
+        self, recipe: Recipe, surroundings: Surroundings, shared: SharedBuffers | None, fetcher: Fetcher | None
+    ) -> None:
+        async def decode(blob: bytes) -> Any:
+            away = [] if fetcher is None else fetcher.elsewhere([blob])
+            return decode_value(blob, await fetcher.source(away) if fetcher is not None and away else shared)
+
+        self._link = GatewayLink(
             GatewayTransport(
                 Path(surroundings.gateway or surroundings.socket),
                 f"x-pointsman-secret: {surroundings.secret}\r\n",
@@ -258,7 +271,7 @@ class Handles:
             ),
             asyncio.get_running_loop(),
             lambda value: encode_value(value, shared),
-            lambda blob: decode_value(blob, shared),
+            decode,
             recipe.app,
         )
 
@@ -272,6 +285,15 @@ class Handles:
         if isinstance(value, dict):
             return {name: self.fill(inside) for name, inside in value.items()}
         return [self.fill(inside) for inside in value] if isinstance(value, list) else value
+
+
+async def instance_of(body: Any, args: Any, kwargs: Any, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Any:
+    """An object of a class, made where `run` runs plain code; `__init__` may be async."""
+    if not inspect.iscoroutinefunction(getattr(body, "__init__", None)):
+        return await run(lambda: body(*args, **kwargs))
+    made = body.__new__(body, *args, **kwargs) if body.__new__ is not object.__new__ else body.__new__(body)
+    await body.__init__(made, *args, **kwargs)
+    return made
 
 
 class Target:
@@ -301,7 +323,7 @@ class Target:
 
     async def load(self) -> None:
         """Load the code and make the object. Raises `LoadFailed`."""
-        made = await self._threads.result_of(self._made)
+        made = await self._made()
         methods = Methods(made, self.recipe.node or self.recipe.code, is_function=self.recipe.kind == "function")
         try:
             methods.check()
@@ -335,26 +357,34 @@ class Target:
         else:
             await self._checks.result_of(check)
 
-    def _made(self) -> Any:
-        """Runs in a thread, since loading may take long."""
+    async def _made(self) -> Any:
+        """Code is loaded in a thread, since that may take long."""
         recipe = self.recipe
         if recipe.kind == "ingress":
             wanted = [code for code in (recipe.preprocessor, recipe.schema) if code]
-            found = dict(zip(wanted, load(wanted, recipe.folder), strict=True))
+            loaded = await self._threads.result_of(lambda: load(wanted, recipe.folder))
+            found = dict(zip(wanted, loaded, strict=True))
             return Ingress(found.get(recipe.preprocessor), found.get(recipe.schema), self._calling, self._shared)
-        (body,) = load([recipe.code], recipe.folder)
+        (body,) = await self._threads.result_of(lambda: load([recipe.code], recipe.folder))
         if recipe.kind == "function":
             return body
         args, kwargs = self._handles.fill(recipe.args), self._handles.fill(recipe.kwargs)
         CURRENT.set(self._no_call)
         try:
-            return body(*args, **kwargs)
+            return await instance_of(body, args, kwargs, self._in_thread)
         except (Exception, SystemExit) as error:
             file = getattr(inspect.getmodule(body), "__file__", "") or ""
             misfits = _misfits(body, args, kwargs)
             where = recipe.code if misfits else first_own_frame(error, [file])
             message = f"{where}: {type(error).__name__}: {error}, while {recipe.code} was made{_missing(error)}"
             raise LoadFailed(message, final=misfits or _is_final(error)) from error
+
+    async def _in_thread(self, job: Callable[[], Any]) -> Any:
+        def run() -> Any:
+            CURRENT.set(self._no_call)
+            return job()
+
+        return await self._threads.result_of(run)
 
 
 def _misfits(body: Any, args: Any, kwargs: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Admitters: they may deny requests of negative priority before anything is scheduled.
+"""Admitters, which may deny requests of negative priority before anything is scheduled.
 
 Enters: a request and the fleet. Leaves: the reason of a denial, or None. The one rule: priority 0 and above passes.
 """
@@ -6,6 +6,7 @@ Enters: a request and the fleet. Leaves: the reason of a denial, or None. The on
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import KV_USAGE, MEASURED_AT, RUNNING, WAITING
 from pointsman.routing.plugins import LATENCY_PREDICTIONS, Endpoints, RequestCycle
+from pointsman.routing.producers.latency import objective_ms
 from pointsman.selection.columns import filled, larger, linear, mean, placed, smallest, take, where_finite
 
 __all__ = ["LatencySloAdmitter", "ProbabilisticAdmitter"]
@@ -44,7 +45,7 @@ class ProbabilisticAdmitter:
         return Reason("shed", {"priority": cycle.request.priority, "saturation": saturation, "odds": odds})
 
     def pressure(self, endpoints: Endpoints) -> float:
-        """The saturation of the endpoints; 1 is at the thresholds."""
+        """The saturation of the endpoints; it is 1 at the thresholds."""
         queue = linear(endpoints.column(WAITING), 1 / self.queue_limit, 0.0)
         fullest = larger(queue, linear(endpoints.column(KV_USAGE), 1 / self.kv_limit, 0.0))
         measured = where_finite(endpoints.column(MEASURED_AT))
@@ -65,7 +66,7 @@ class LatencySloAdmitter:
     """
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
-        if cycle.request.priority >= 0 or not any(_objective_ms(cycle, kind) > 0 for kind in ("ttft", "tpot")):
+        if cycle.request.priority >= 0 or not any(objective_ms(cycle.request, kind) for kind in ("ttft", "tpot")):
             return None
         known = cycle.get(LATENCY_PREDICTIONS) or {}
         predictions = [known[endpoint.id] for endpoint in endpoints if endpoint.id in known]
@@ -74,12 +75,3 @@ class LatencySloAdmitter:
         if smallest(endpoints.column(RUNNING)) <= 0 or smallest(endpoints.column(KV_USAGE)) < COLD_KV_USAGE:
             return None
         return Reason("would-be-late", {"endpoints": len(predictions)})
-
-
-def _objective_ms(cycle: RequestCycle, kind: str) -> float:
-    headers = cycle.request.headers
-    written = headers.get(f"x-llm-d-slo-{kind}-ms", headers.get(f"x-slo-{kind}-ms", ""))
-    try:
-        return float(written)
-    except ValueError:
-        return 0.0

@@ -11,7 +11,7 @@ from pointsman.selection.columns import column_of, filled, placed, take, where_f
 
 CORE_METRICS = "core-metrics-extractor"
 MEASURED = (WAITING, RUNNING, KV_USAGE)
-"""Columns that are 0 for an endpoint never measured; others are nan then."""
+"""Columns that are 0, not nan, for an endpoint that was never measured."""
 
 
 class AttributeColumn:
@@ -21,7 +21,7 @@ class AttributeColumn:
     """
 
     def __init__(self, parameter: str, key: str, producer: str = "") -> None:
-        """`parameter`: the one that gives the key, for error messages."""
+        """`parameter` is the parameter with the key, for error messages."""
         if not key:
             raise ValueError(f"{parameter} is empty; it must name a metric or an attribute")
         if "/" in key and not producer:
@@ -33,12 +33,12 @@ class AttributeColumn:
         self._column = key if core and key in COLUMNS and key not in MEASURED else ""
         self._measured = core and key in MEASURED
         self.steady = not self._column
-        """Whether it changes with measurements alone."""
+        """Whether it changes only with measurements."""
         self._attribute: Attribute[Any] = Attribute(key)
         self._stamp = -1
         self._whole: Sequence[Endpoint] = ()
         self._values: Column = []
-        """Of these members, as of this measurement."""
+        """Cached values of these members, as of this measurement."""
 
     @property
     def is_attribute(self) -> bool:

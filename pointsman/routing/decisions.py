@@ -1,7 +1,7 @@
-"""Decisions: made from choices, or checked if a user's policy made them."""
+"""Decisions: made from choices, or made by a user's policy and checked."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -36,20 +36,22 @@ def no_instance(request: RequestMetadata, failure: SchedulingFailure[Endpoint]) 
 
 
 How: TypeAlias = tuple[str, str, str, int]
-"""How an instance was chosen: the code of the reason, the policy, its rule or profile, and among how many."""
+"""How an instance was chosen: the code of the reason, the policy, its rule or profile, and the number of candidates."""
 
 
 class Decided(msgspec.Struct, eq=False, gc=False):
-    """A decision as the numbers of its moment. The decision itself is made when it is read, which is rare."""
+    """The numbers that a decision rests on. The decision itself is built when it is read, which is rare."""
 
     request_id: str
     target_instance_id: str
     instance: ExecutionInstance
     load: float
-    """Without this request."""
+    """The load without this request."""
     expected_ms: float | None
     expected_cost: float | None
     how: How
+    predicted: tuple[float, float] | None = None
+    """TTFT and TPOT, in milliseconds, if they are predicted."""
 
     @property
     def decision(self) -> SchedulingDecision:
@@ -78,8 +80,17 @@ def decide(
     return Decided(request.request_id, instance.instance_id, instance, load, latency, cost, how)
 
 
+def decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None:
+    """A decision as JSON; its metadata may hold anything."""
+    if decision is None:
+        return None
+    reason = reason_of("policy", decision.reason).as_dict()
+    bare = msgspec.structs.replace(decision, reason="")
+    return {**msgspec.to_builtins(bare, str_keys=True, enc_hook=str), "reason": reason}
+
+
 class Choice(msgspec.Struct, eq=False):
-    """The result of a cycle, and the decision made of it."""
+    """The result of a cycle, and the decision made from it."""
 
     result: SchedulingResult[Endpoint]
     decided: Decided
@@ -92,7 +103,7 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class Vetted(NamedTuple):
-    """A policy's decisions: those that can be carried out, and those that cannot with the reason."""
+    """A policy's decisions: those that can be carried out, and those that cannot, with reasons."""
 
     good: list[SchedulingDecision]
     bad: list[tuple[SchedulingDecision, Reason]]

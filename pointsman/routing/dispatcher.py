@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
+import msgspec
+
 from pointsman.reasons import Reason
+from pointsman.routing.canary import Handle, Watcher, each_of, tapped
 from pointsman.routing.decisions import Unplaced
 from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume, share
 from pointsman.routing.events import (
@@ -37,6 +40,7 @@ from pointsman.routing.events import (
     Scraped,
     Shared,
     ShuttingDown,
+    Surveyed,
     TimerFired,
     WakeAt,
     Watch,
@@ -46,12 +50,12 @@ from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal, Record, Useless
 from pointsman.routing.request_table import Pool, RequestTable, Sent
 from pointsman.routing.routes import DEFAULT_SETTINGS, Chooser, DispatcherSettings, DispatchPlan
-from pointsman.routing.sending import PluginHooks, Sender
+from pointsman.routing.sending import PluginHooks, Sender, taken_back, wait_again
 from pointsman.types import RequestMetadata, arrived
 
 
 class RequestEvents:
-    """What happens to requests: they arrive, are answered, fail, are cancelled or expire."""
+    """Events of requests: they arrive, are answered, fail, are cancelled or expire."""
 
     def __init__(self, plan: DispatchPlan, sender: Sender, max_tries: int, *, is_open: bool) -> None:
         self._sender = sender
@@ -62,7 +66,7 @@ class RequestEvents:
         """False once the dispatcher is shutting down."""
         self._budget = plan.budget
         self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.sheds_only
-        """Whether only the choice itself stands between a request of priority 0 or above and an instance."""
+        """Whether a request of priority 0 or above only needs a choice, without admission or flow control."""
 
     def arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
@@ -112,7 +116,7 @@ class RequestEvents:
         return None if why is None else Refusal(Outcome.REJECTED_ADMISSION, why)
 
     def _enter(self, request: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> Pool | None:
-        """Put a request into its queue; None if it was refused."""
+        """Put a request into its queue. Returns None if it was refused."""
         item = Queued(request)
         pool = self._pools.of(request.model_name)
         if pool is None:
@@ -139,9 +143,11 @@ class RequestEvents:
             sent.begun = True
             self._table.ledger.first_token(event.request_id)
             self._journal.first_token(event.request_id, now)
+            if self._hooks.progress:
+                self._hooks.first_token(sent.endpoint, sent.item.request, now)
 
     def ended(self, event: Ended, now: float, commands: list[DispatcherCommand]) -> None:
-        sent = self._table.take_back(event.request_id, now)
+        sent = taken_back(self._sender, event.request_id, now, event)
         if sent is None:
             return
         sent.pool.queue.ended(sent.item, event.output_tokens or 0, now)
@@ -156,7 +162,7 @@ class RequestEvents:
             self._sender.room_on(sent.endpoint, now, commands)
 
     def failed(self, event: Failed, now: float, commands: list[DispatcherCommand]) -> None:
-        sent = self._table.take_back(event.request_id, now)
+        sent = taken_back(self._sender, event.request_id, now)
         if sent is None:
             return
         if sent.revoked is not None:
@@ -164,7 +170,7 @@ class RequestEvents:
             self._table.leave(sent.item.request, sent.revoked, now)
         elif event.full and not sent.begun and self.is_open:
             self._journal.failed(sent.item.request, str(sent.endpoint), event.why, local="full")
-            _wait_again(self._sender, sent, now, commands)
+            wait_again(self._sender, sent, now, commands)
         else:
             self._try_again(sent, event, now, commands)
         self._sender.room_on(sent.endpoint, now, commands)
@@ -178,7 +184,7 @@ class RequestEvents:
         item.answered = event.answered
         tried = item.unsent if local else item.tries
         if event.retry and not sent.begun and tried < self._max_tries and self.is_open:
-            _wait_again(self._sender, sent, now, commands)
+            wait_again(self._sender, sent, now, commands)
             return
         sent.pool.queue.ended(item, 0)
         if local:
@@ -200,7 +206,7 @@ class RequestEvents:
             self._table.leave(item.request, gone, now)
             self._sender.send_waiting(pool, now, commands)
             return
-        sent = self._table.take_back(event.request_id, now)
+        sent = taken_back(self._sender, event.request_id, now)
         if sent is not None:
             sent.pool.queue.ended(sent.item, 0)
             self._table.leave(sent.item.request, sent.revoked or gone, now)
@@ -220,18 +226,8 @@ class RequestEvents:
                 self._table.refuse(item.request, refusal, now, commands)
 
 
-def _wait_again(sender: Sender, sent: Sent, now: float, commands: list[DispatcherCommand]) -> None:
-    """Put a request back where it stood, and send what can be sent."""
-    try:
-        sender.table.wait_again(sent)
-    except Exception as error:  # a user's ordering
-        sent.pool.queue.ended(sent.item, 0)
-        sender.table.refuse_unordered(sent.item.request, error, now, commands)
-    sender.send_waiting(sent.pool, now, commands)
-
-
 class InstanceEvents:
-    """What happens to instances: they join, change, leave and report metrics."""
+    """Events of instances: they join, change, leave and report metrics."""
 
     def __init__(
         self,
@@ -293,6 +289,14 @@ class InstanceEvents:
         self._fleet.measure(event.instance_id, event.metrics, now)
         self._sender.room_on(self._fleet[event.instance_id], now, commands)
 
+    def surveyed(self, event: Surveyed, now: float, commands: list[DispatcherCommand]) -> None:
+        fleet = self._fleet
+        for name, metrics in event.readings:
+            fleet.measure(name, metrics, now)
+        if self._pools.busy:
+            for name, _ in event.readings:
+                self._sender.room_on(fleet[name], now, commands)
+
     def rested(self, event: Rested, now: float, commands: list[DispatcherCommand]) -> None:
         self._fleet.load.rest(self._fleet[event.instance_id], event.until)
 
@@ -325,9 +329,9 @@ class Dispatcher:
         self._woken = self.fleet.load.woken
         self._journal = Journal(settings.keep_records, plan.route.name)
         self.records = self._journal.records
-        """The record of each request, the newest kept."""
+        """The records of the newest requests."""
         self.ended_records = self._journal.ended
-        """Of requests that have ended, the newest of them, until they are taken from here."""
+        """Records of the newest requests that have ended, until they are taken from here."""
         self.counters = self._journal.counters
         self._chooser = Chooser(plan.route, self.fleet, traced=settings.traced, seed=settings.seed)
         self._table = RequestTable(plan, self.fleet, self._journal)
@@ -338,25 +342,33 @@ class Dispatcher:
         """When the next waiting request expires, or the next pause ends."""
         self._undelivered: list[DispatcherCommand] = []
         """Commands of an event whose handler raised; they leave with the next one."""
+        self._listeners: dict[str, Callable[[Record], None]] = {}
+        self._taps: dict[type[DispatcherEvent], Callable[[Any, float], None]] = {}
+        self._watcher: Watcher | None = None
         self._configure(plan, is_open=True)
 
     def _configure(self, plan: DispatchPlan, *, is_open: bool) -> None:
+        watcher, self._plan = self._watcher, plan
+        if watcher is not None:
+            policy = None if plan.policy is None else watcher.policy(plan.policy)
+            plan = msgspec.structs.replace(plan, route=watcher.route(plan.route), policy=policy)
+        more = () if watcher is None else (watcher, *watcher.extractors)
         self.strategy = plan.strategy
         self.plugins = plan.plugins
-        """Those in force."""
-        self.extractors = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Extractor))
-        """They read what `Scraped` delivers."""
+        """The plugins in force."""
+        self.extractors = tuple(plugin for plugin in (*plan.plugins, *more) if isinstance(plugin, Extractor))
+        """Extractors, which read what `Scraped` delivers."""
         self.learners = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Learner))
-        """They remember what was sent where; `Shared` tells them what others have sent."""
-        self._journal.strategy, self.counters.useless = plan.route.name, Useless()
+        """Learners, which remember what was sent where; `Shared` tells them what others have sent."""
+        self._journal.strategy = plan.route.name
         self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
         self._chooser.failed = self._journal.error
         self._evicts = plan.make_eviction is not None
-        hooks = PluginHooks(plan.plugins, plan.shedding, self._journal)
+        hooks = PluginHooks((*plan.plugins, *more), plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)
         self._requests = requests = RequestEvents(plan, self._sender, self._max_tries, is_open=is_open)
         self._instances = instances = InstanceEvents(self._sender, requests, self.extractors, self.learners)
-        self._handlers: dict[type[DispatcherEvent], Callable[[Any, float, list[DispatcherCommand]], None]] = {
+        self._handlers: dict[type[DispatcherEvent], Handle] = {
             Arrived: requests.arrived,
             FirstToken: requests.first_token,
             Ended: requests.ended,
@@ -369,17 +381,23 @@ class Dispatcher:
             Left: instances.left,
             NoneExpected: instances.none_expected,
             Measured: instances.measured,
+            Surveyed: instances.surveyed,
             Rested: instances.rested,
             Scraped: instances.scraped,
             Shared: instances.shared,
             TimerFired: self._timer_fired,
         }
+        for kind, tap in self._taps.items():
+            self._handlers[kind] = tapped(self._handlers[kind], tap)
 
     def reconfigure(self, plan: DispatchPlan, now: float) -> list[DispatcherCommand]:
         """Schedule by another plan from now on. Instances, requests, reservations and records stay as they are."""
         commands, self._undelivered = self._undelivered, []
         self._configure(plan, is_open=self._requests.is_open)
+        self.counters.useless = Useless()
         self._table.configure(plan, now, commands)
+        if self._watcher is not None:
+            self._watcher.attach(self.fleet, self.records, self.plugins)
         for pool in self._pools.waiting():
             self._sender.send_waiting(pool, now, commands)
         self._set_timer(commands)
@@ -404,9 +422,14 @@ class Dispatcher:
             self._set_timer(commands)
         return commands
 
-    def listen(self, ended: Callable[[Record], None] | None) -> None:
-        """Call `ended` with the record of each request that has ended, served or refused. None: stop."""
-        self._journal.listener = ended
+    def listen(self, ended: Callable[[Record], None] | None, whose: str = "") -> None:
+        """Call `ended` with the record of each request that has ended, served or refused, replacing the earlier
+        listener. None: stop."""
+        self._listeners.pop(whose, None)
+        if ended is not None:
+            self._listeners[whose] = ended
+        calls = tuple(self._listeners.values())
+        self._journal.listener = each_of(calls) if len(calls) > 1 else calls[0] if calls else None
 
     def __len__(self) -> int:
         """Requests that have arrived and not left."""
@@ -422,7 +445,7 @@ class Dispatcher:
         return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
 
     def explain(self, request_id: str, now: float) -> Record | None:
-        """The record of a request. A waiting one is tried first, without sending it, for current reasons."""
+        """The record of a request. A waiting request is first tried, without sending it, for current reasons."""
         item = self._table.waiting.get(request_id)
         if item is not None:
             self._sender.look(item, now)
@@ -456,3 +479,19 @@ def _with_reason(refusal: Refusal, request: RequestMetadata, journal: Journal) -
     if record is None or record.failure is None:
         return refusal
     return Refusal(refusal.outcome, refusal.reason.having(because=Unplaced(request, record.failure).why))
+
+
+def watch(dispatcher: Dispatcher, watcher: Watcher | None) -> None:
+    """Let a watcher see and share the decisions; None: no watcher. The plan in force stays."""
+    dispatcher._watcher = watcher
+    dispatcher._configure(dispatcher._plan, is_open=dispatcher._requests.is_open)
+    if watcher is not None:
+        watcher.attach(dispatcher.fleet, dispatcher.records, dispatcher.plugins)
+
+
+def tap(dispatcher: Dispatcher, kind: type[DispatcherEvent], call: Callable[[Any, float], None] | None) -> None:
+    """Make a call with each event of a kind, and the time, before it is handled; None: stop."""
+    dispatcher._taps.pop(kind, None)
+    if call is not None:
+        dispatcher._taps[kind] = call
+    dispatcher._configure(dispatcher._plan, is_open=dispatcher._requests.is_open)

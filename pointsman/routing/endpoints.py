@@ -1,4 +1,4 @@
-"""The data layer: instances as the dispatcher sees them, with what was observed of them and what was sent to them.
+"""The data layer: instances as the dispatcher sees them, with what was observed and what was sent to them.
 
 Enters: instances, measurements (with their time), reservations. Leaves: a roster whose columns are always current.
 The one rule: plugins only read. What was never measured is marked as such, never as zero load.
@@ -25,15 +25,17 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 HOLDS_UNTIL = "holds_until"
-"""The measurements of an idle engine count as current until then, as it is measured less often; -inf: not longer."""
+"""Until when the measurements of an idle engine, which is measured less often, count as current; -inf: by their age."""
 SENT_SINCE_MEASURED = "sent_since_measured"
-"""Requests sent from the backlog since then: its metrics do not include them yet."""
+"""Requests sent from the backlog since that measurement, which does not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
 IN_FLIGHT_TOKENS = "in_flight_tokens"
+THEIR_TOKENS = "their_tokens"
+"""The tokens in flight that other dispatchers have sent."""
 LOAD = "load"
-"""Requests on it: ours in flight, and those it reported beyond them."""
+"""Requests on it: ours in flight, and those that it reported beyond them."""
 LIMIT = "max_concurrency"
-"""inf: no limit known."""
+"""The limit of requests; inf: none is known."""
 IS_FULL = "is_full"
 """1 while the load is at the limit or above."""
 LIGHTNESS = "lightness"
@@ -42,27 +44,27 @@ EXPECTED_MS = "expected_ms"
 """The average latency, stretched by the load: average / lightness."""
 ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
-"""nan: never measured. The same goes for throughput and price."""
+"""The average latency; nan: never measured. Throughput and price are nan likewise."""
 THROUGHPUT = "throughput_tokens_per_sec"
 """Tokens of prompts and answers per second, over all requests on it: as declared, and then as learned."""
 GPUS = "gpu_count"
 PRICE = "price_per_hour"
-"""Of the whole instance."""
+"""Price of the whole instance."""
 
 LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
 
 THROUGHPUT_MEMORY = 5_000.0
-"""Tokens. What was declared of the throughput, and what was learned so far, count as much as this many new ones."""
+"""In tokens: what was declared and learned of the throughput so far weighs as much as this many new tokens."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """What an engine reported of itself at one moment."""
+    """What an engine reported about itself at one moment."""
 
     waiting_queue_size: float = 0.0
     running_requests_size: float = 0.0
     kv_cache_usage: float = 0.0
-    """0..1"""
+    """Share in use, 0 to 1."""
     active_models: frozenset[str] = frozenset()
     """Adapters loaded now."""
     waiting_models: frozenset[str] = frozenset()
@@ -89,7 +91,7 @@ class Observed(msgspec.Struct, Generic[T], frozen=True):
     at: float
 
     def age(self, now: float) -> float:
-        """Seconds since it was observed."""
+        """Seconds since the observation."""
         return now - self.at
 
 
@@ -128,15 +130,15 @@ class Endpoint:
         self.metrics: Metrics | None = None
         """None: never measured."""
         self.closed: Reason | None = instance.closed
-        """Why it takes no requests, if more is known than that; with the fact `until`."""
+        """Why it takes no requests, if the reason is known; it has the fact `until`."""
         self.row = row
         """Its index in the columns of the fleet; -1 once it has left."""
         self.requests = 0
-        """That were sent to it."""
+        """Requests that were sent to it."""
         self.worked_at = -inf
-        """When it last answered a request of ours; -inf: never."""
+        """When it last answered one of our requests; -inf: never."""
         self.rests = False
-        """It is idle and observed less often, until a request is sent to it."""
+        """Whether it is idle, and so is observed less often until a request is sent to it."""
         self.theirs = (0.0, 0.0)
         """Requests and tokens that other dispatchers have in flight on it; the columns count them too."""
         self._attributes: dict[str, Observed[Any]] = {}
@@ -166,13 +168,13 @@ class LoadColumns:
 
     def __init__(self) -> None:
         self.columns: Mapping[str, Column] = {}
-        """Those of the fleet."""
+        """The columns of the fleet."""
         self.woken: list[Endpoint] = []
         """Endpoints that rested and were sent a request."""
 
     @property
     def all_full(self) -> bool:
-        """Whether no instance has room: then none can take a request, whatever decides."""
+        """Whether no instance has room, so that none can take a request."""
         full = self.columns[IS_FULL]
         return bool(len(full)) and 0.0 not in full
 
@@ -212,23 +214,23 @@ class LoadColumns:
         self.set(endpoint, load if load > 0.0 else 0.0)
 
     def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
-        """The prompt has been worked off; the request itself goes on."""
+        """Release the tokens of a prompt that was processed; the request itself goes on."""
         if endpoint.row >= 0:
             self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
-        """A waiting request was sent on the strength of measurements that do not include it yet."""
+        """Count a request that was sent from the queue by measurements that do not include it yet."""
         if endpoint.row >= 0:
             self.columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
 
     def rest(self, endpoint: Endpoint, until: float | None) -> None:
-        """Nothing is in flight on it: it may be observed less often, and its measurements hold `until` then."""
+        """Observe an idle endpoint less often; its measurements count as current `until` then."""
         endpoint.rests = self.columns[IN_FLIGHT_REQUESTS][endpoint.row] <= endpoint.theirs[0]
         if endpoint.rests and until is not None:
             self.columns[HOLDS_UNTIL][endpoint.row] = until
 
     def wake(self, now: float) -> list[Endpoint]:
-        """The endpoints that rested and were sent a request since the last call. Their measurements hold no longer."""
+        """The resting endpoints that were sent a request since the last call; their measurements are not current."""
         woken = self.woken[:]
         self.woken.clear()
         for endpoint in woken:
@@ -237,8 +239,8 @@ class LoadColumns:
         return woken
 
     def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
-        """A request took this long, sent at this lightness. The average moves a fifth of the way to it."""
-        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
+        """Learn from a request that took this long, sent at this lightness. The average moves a fifth of the way."""
+        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back gives no measurement
             return
         columns, row = self.columns, endpoint.row
         unstretched = latency_ms * lightness_then
@@ -248,13 +250,14 @@ class LoadColumns:
         columns[EXPECTED_MS][row] = average / columns[LIGHTNESS][row]
 
     def learn_throughput(self, endpoint: Endpoint, tokens: float, seconds: float, lightness_then: float) -> None:
-        """A request of `tokens` took this long, sent at this lightness. The tokens of all requests that shared the
-        instance with it come to as many times more. The time per token is averaged, as that is what costs."""
+        """Learn from a request of `tokens` that took this long and was sent at this lightness, which estimates the
+        tokens of all requests that shared the instance. The time per token is averaged, because cost is proportional to
+        it."""
         if endpoint.row < 0 or not (tokens > 0 and seconds > 0):
             return
         columns, row, limit = self.columns, endpoint.row, endpoint.instance.max_concurrency
         most = LIMIT_IF_UNKNOWN if limit is None else limit or 1
-        others = (most / lightness_then - most + columns[LOAD][row]) / 2  # the mean of then and now
+        others = (most / lightness_then - most + columns[LOAD][row]) / 2  # the mean of the lightness then and now
         per_token, before = seconds / (tokens * (1.0 + others)), columns[THROUGHPUT][row]
         if not isnan(before):
             share = tokens / (tokens + THROUGHPUT_MEMORY)
@@ -268,7 +271,7 @@ class EndpointTable:
     def __init__(self, instances: Sequence[ExecutionInstance] = ()) -> None:
         self._by_id: dict[str, Endpoint] = {}
         self.pauses: dict[str, float] = {}
-        """Instances that asked for no more requests, and until when."""
+        """Instances that asked for a pause, and its end."""
         self._stamp = [0]
         """Counts measurements."""
         self.load = LoadColumns()
@@ -292,7 +295,7 @@ class EndpointTable:
         if roster is None:
             without = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
             roster = self.roster.without(without) if without else self.roster
-            if len(roster):  # clients choose the names: only those that are served are cached
+            if len(roster):  # clients choose the names, so only served ones are cached
                 self._serving[model] = roster
         return roster
 
@@ -334,13 +337,15 @@ class EndpointTable:
             endpoint.closed = instance.closed
         for name, value in declared.items():
             columns[name][endpoint.row] = value
-        load = instance.current_load or _reported_load(endpoint.metrics)  # an owner may leave load to the engine
+        load = instance.current_load or _reported_load(
+            endpoint.metrics
+        )  # an owner may leave the load to the engine's reports
         self.load.set(endpoint, max(float(ours), load))
         self._reset(list(self._endpoints), columns)
         return endpoint
 
     def remove(self, instance_id: str) -> Endpoint:
-        """Remove an instance. Its endpoint stays valid for those that hold it, and counts nowhere any more."""
+        """Remove an instance. Its endpoint stays valid for its holders, but no longer counts anywhere."""
         gone = self[instance_id]
         del self._by_id[instance_id]
         self.pauses.pop(instance_id, None)
@@ -378,20 +383,24 @@ class EndpointTable:
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
         endpoint = self[instance_id]
         before, endpoint.metrics = endpoint.metrics, metrics
-        if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
-            self._reset(list(self._endpoints), self._columns)
-        self._stamp[0] += 1
+        if before is not metrics:  # else the engine reports what it has reported before
+            if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
+                self._reset(list(self._endpoints), self._columns)
+            self._stamp[0] += 1
         row, columns = endpoint.row, self._columns
-        columns[WAITING][row] = metrics.waiting_queue_size
-        columns[RUNNING][row] = metrics.running_requests_size
-        columns[KV_USAGE][row] = metrics.kv_cache_usage
         columns[MEASURED_AT][row] = now
         columns[SENT_SINCE_MEASURED][row] = 0.0
-        self.load.set(endpoint, max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics)))
+        if before is not metrics:
+            columns[WAITING][row] = metrics.waiting_queue_size
+            columns[RUNNING][row] = metrics.running_requests_size
+            columns[KV_USAGE][row] = metrics.kv_cache_usage
+        load = max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics))
+        if load != columns[LOAD][row]:
+            self.load.set(endpoint, load)
 
 
 def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> None:
-    """Let an instance take no new requests until then, whatever its owner says."""
+    """Send an instance no new requests until then, whatever its owner says."""
     endpoint = fleet[instance_id]
     fleet.pauses[instance_id], endpoint.closed = until, why
     fleet._columns[ACCEPTS][endpoint.row] = 0.0
@@ -399,7 +408,7 @@ def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> 
 
 
 def resume(fleet: EndpointTable, now: float) -> list[Endpoint]:
-    """End the pauses whose time is over; those instances."""
+    """End the pauses whose time is over. Returns their instances."""
     over = [fleet[name] for name, until in fleet.pauses.items() if until <= now]
     for endpoint in over:
         instance = endpoint.instance
@@ -412,10 +421,11 @@ def resume(fleet: EndpointTable, now: float) -> list[Endpoint]:
 
 
 def share(fleet: EndpointTable, instance_id: str, requests: float, tokens: float) -> None:
-    """Other dispatchers have this much in flight on an instance now."""
+    """Set what other dispatchers have in flight on an instance now."""
     endpoint, columns = fleet[instance_id], fleet.load.columns
     row, (requests_before, tokens_before) = endpoint.row, endpoint.theirs
     endpoint.theirs = requests, tokens
+    columns[THEIR_TOKENS][row] = tokens
     in_flight = columns[IN_FLIGHT_REQUESTS][row] + requests - requests_before
     columns[IN_FLIGHT_REQUESTS][row] = in_flight
     ours = in_flight > requests
@@ -439,7 +449,7 @@ def ingest(fleet: EndpointTable, extractor: Extractor, instance_id: str, source:
 
 
 def _own(instance: ExecutionInstance) -> ExecutionInstance:
-    """A copy: its owner may go on changing the original, which would change some columns and not others."""
+    """A copy, because its owner may change the original, which would change some columns and not others."""
     return msgspec.structs.replace(instance, labels=dict(instance.labels))
 
 
@@ -453,12 +463,12 @@ def lightness(load: float, limit: int | None) -> float:
 
 
 def known(measurement: float | None) -> float:
-    """nan unless it is a real measurement: a latency or throughput of zero means that there is none."""
+    """A measurement, or nan: a latency or throughput of zero means that there is none."""
     return nan if measurement is None or not measurement > 0 else float(measurement)
 
 
 def hourly_price(instance: ExecutionInstance) -> float:
-    """Of the whole instance; nan if its owner has not said."""
+    """The hourly price of the whole instance; nan if its owner has set none."""
     if instance.price_per_hour is not None:
         return float(instance.price_per_hour)
     per_gpu = instance.price_per_gpu_hour
@@ -480,10 +490,10 @@ _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
 COLUMNS = frozenset(
-    {WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS}
+    {WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, THEIR_TOKENS}
     | _DECLARED.keys()
     | _LOADED.keys()
 )
 """The names of all columns."""
-_ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS)
+_ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, THEIR_TOKENS)
 _START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf, HOLDS_UNTIL: -inf}

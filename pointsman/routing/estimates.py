@@ -3,8 +3,8 @@
 Latency: the instance's average, stretched by its load (twice the average at its limit). Without an average, the time to
 generate the tokens if the requests on the instance share its throughput. Without either it is unknown.
 
-Cost: what the instance costs while it processes the tokens at its throughput, at its own price, or at a price per GPU
-for those without one. Without a throughput or a price it is unknown.
+Cost: what the instance costs while it processes the tokens at its throughput, at its own price, else at a price per
+GPU. Without a throughput or a price it is unknown.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ UNKNOWN_PRICE = nan
 """Instances without a price of their own have unknown costs."""
 
 DEFAULT_OUTPUT_TOKENS = 256
-"""For requests without `max_tokens`."""
+"""Assumed output of requests without `max_tokens`."""
 
 
 def output_tokens(request: RequestMetadata) -> int:
@@ -58,7 +58,7 @@ def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
 
 
 class CostRates:
-    """The cost of a token on each endpoint, at its own price or else the given one; nan where unknown."""
+    """The cost of a token on each endpoint, at its own price or else at the given one; nan where unknown."""
 
     def __init__(self, price_per_gpu_hour: float) -> None:
         self._price = price_per_gpu_hour
@@ -72,7 +72,7 @@ class CostRates:
         return or_else(quotient(candidates.column(THROUGHPUT), candidates.cut(self._per_second.of(candidates))), 0.0)
 
     def _per_second_of(self, endpoints: Endpoints) -> Column:
-        """The prices of whole endpoints. They change with members only; throughputs are learned."""
+        """The prices of whole endpoints. They change only with the members, unlike throughputs, which are learned."""
         own, gpus = array(endpoints.column(PRICE)), array(endpoints.column(GPUS))
         by_gpu = np.where(gpus > 0, gpus * self._price, nan)
         return column_of(np.where(np.isnan(own), by_gpu, own) / 3600, endpoints.arrays)
@@ -100,7 +100,7 @@ def expected(
 
 
 def speed_and_cost(fleet: EndpointTable, endpoint: Endpoint) -> dict[str, float | None]:
-    """What decisions take as the speed and the price of an endpoint, as declared or learned; None: unknown."""
+    """The speed and the price of an endpoint that decisions use, declared or learned; None: unknown."""
     columns, row = fleet.load.columns, endpoint.row
     latency, throughput, price = (float(columns[name][row]) for name in (LATENCY_MS, THROUGHPUT, PRICE))
     per_million = price / 3600 / throughput * 1e6

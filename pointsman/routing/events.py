@@ -1,6 +1,6 @@
 """Events of the dispatcher, and the commands that it returns. A runtime delivers events and executes commands."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ class Outcome(Enum):
 
     @property
     def code(self) -> str:
-        """As `code` in the error of an answer: rejected_capacity, evicted_ttl."""
+        """The outcome as `code` in the error of an answer: rejected_capacity, evicted_ttl."""
         return kebab_case(self.value).replace("-", "_")
 
 
@@ -95,11 +95,11 @@ class Ended(DispatcherEvent, frozen=True):
     request_id: str
     output_tokens: int | None = None
     input_tokens: int | None = None
-    """As counted by the engine."""
+    """Prompt tokens as counted by the engine."""
     cached_tokens: int | None = None
     """Input tokens that were in its prefix cache."""
     status: int = 200
-    """Of the answer; from 400 on it is an error."""
+    """Status of the answer; 400 and above is an error."""
 
 
 class Failed(DispatcherEvent, frozen=True):
@@ -108,20 +108,19 @@ class Failed(DispatcherEvent, frozen=True):
     request_id: str
     why: str
     retry: bool = True
-    """Whether it may be sent again: not after part of the answer has gone out."""
+    """Whether it may be sent again; never after part of the answer has been sent."""
     instance_id: str = ""
     """The instance that failed; empty if it is the one that the request was sent to."""
     local: str = ""
-    """What kept the gateway from sending it, such as a lack of file descriptors; empty: the instance has failed."""
+    """What kept the gateway from sending it, such as a lack of file descriptors; empty if the instance has failed."""
     full: bool = False
-    """The instance had no room, because others use it too: this counts as no try, and it may be sent there again."""
+    """The instance had no room, because others use it too: this is not a try, and it may be sent there again."""
     answered: bool = False
-    """Its client gets what the instance answered, unless another one can be asked: it does not wait for a pause to
-    end."""
+    """Its client gets the instance's answer unless another one can be tried: it does not wait for a pause to end."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):
-    """The client has gone, or was refused."""
+    """The client has gone, or the request was refused."""
 
     request_id: str
     refusal: Refusal | None = None
@@ -166,6 +165,13 @@ class Measured(DispatcherEvent, frozen=True):
     metrics: Metrics
 
 
+class Surveyed(DispatcherEvent, frozen=True):
+    """Several engines have reported metrics at the same moment."""
+
+    readings: Sequence[tuple[str, Metrics]]
+    """By instance."""
+
+
 class Scraped(DispatcherEvent, frozen=True):
     """A data source has delivered something about an instance, for extractors to read."""
 
@@ -185,9 +191,9 @@ class Shared(DispatcherEvent, frozen=True):
     """What other dispatchers have in flight, and what they have learned."""
 
     in_flight: Mapping[str, tuple[float, float]]
-    """By instance: requests, and prompt tokens to compute, of all others together."""
+    """By instance: requests, and prompt tokens to compute, of all other dispatchers together."""
     learned: tuple[tuple[int, str, Any], ...] = ()
-    """Number of the plugin among those that learn, id of the endpoint, what."""
+    """(index of the plugin among the learners, id of the endpoint, what was learned)"""
 
 
 class TimerFired(DispatcherEvent, frozen=True):
@@ -230,7 +236,7 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Observe an instance as often as before: it rested, and was sent a request."""
+    """Observe an instance at the normal rate again, because it rested and was sent a request."""
 
     instance_id: str
 

@@ -1,7 +1,7 @@
 """Extractors: facts about endpoints, from their labels and from what they report, that filters and scorers read.
 
 Enters: the labels of an instance, or the text of its metrics. Leaves: its location, or attributes with their age. The
-one rule: an extractor reads what there is. What an engine does not report is missing, never zero.
+one rule: what an engine does not report is missing, never zero.
 """
 
 import re
@@ -32,10 +32,9 @@ class FileDiscovery:
 
 
 class TopologyExtractor:
-    """Reads the location of an instance from its labels; each parameter names one.
-
-    The labels of an instance are those of its worker, of its deployment and its own. Without the label of the host, two
-    instances with the same address are on the same host.
+    """Reads the location of an instance from its labels; each parameter names a label. The labels of an instance are
+    those of its worker, of its deployment and its own. Without the label of the host, two instances with the same
+    address are on the same host.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class CustomMetric(Parameters, frozen=True):
 
 
 class EngineConfig(Parameters, frozen=True):
-    """Where one kind of engine reports what. What is not given is read as the engine's adapter reads it."""
+    """Where one kind of engine reports its numbers. Those that are not given are read as its adapter reads them."""
 
     name: str
     queued_requests_spec: str = ""
@@ -167,7 +166,7 @@ class _Reading:
             self.custom.append((one, spec))
 
     def metrics(self, report: EngineReport, adapter: Metrics) -> Metrics | None:
-        """What the adapter has read, with the numbers of this configuration; None if it selects none."""
+        """The adapter's metrics with the numbers of this configuration; None if it selects none."""
         if not (self._numbers or self._lora or self._cache):
             return None
         found: dict[str, Any] = {}
@@ -213,7 +212,7 @@ class CoreMetricsExtractor:
 
     @property
     def attributes(self) -> set[str]:
-        """The attributes that it can give."""
+        """The attributes that it can provide."""
         return {one.attribute_key for reading in self._readings.values() for one, _ in reading.custom}
 
     def extract(self, source: EngineReport, endpoint: Endpoint) -> Iterable[tuple[Attribute[Any], Any]]:
@@ -230,7 +229,7 @@ class CoreMetricsExtractor:
                 yield Attribute(one.attribute_key), value
             elif not one.optional:
                 missing.append(one.metric_spec)
-        if missing:  # what was found is kept; that the rest is not reported is counted and shown
+        if missing:  # what was found is kept; missing metrics are counted and shown
             raise LookupError(f"the engine does not report {', '.join(missing)}")
 
 

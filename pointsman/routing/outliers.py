@@ -3,9 +3,9 @@
 Enters: what instances answered, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
 
 An error is of a kind: a 4xx status, 5xx, or a try that failed. A second opinion is what another instance answers to the
-same request: success contradicts the error, the same error confirms it. Of the errors of an instance as many count as
-its second opinions contradict: all if there are none, none if the clients are wrong. It stands out if in the last 30 to
-60 s
+same request: success contradicts the error, the same error confirms it. The share of an instance's second opinions that
+contradict its errors is the share of its errors that count: all if there are none, none if the clients are wrong. It
+stands out if in the last 30 to 60 s
 
 - at least 5 errors of one kind count, and at least 3 of them were contradicted; 20 if there are no second opinions,
 - their share of its results exceeds that of its peers by 10 points; by 50 for 429, as it may only be the smallest,
@@ -26,7 +26,7 @@ FAILED = "failed"
 REFUSED = "429"
 
 WINDOW_S = 30.0
-"""What is older than two of these does not count."""
+"""Results older than two of these windows do not count."""
 STALE_RESULTS = 10
 """After a time without errors, an instance keeps at most this many good results."""
 MIN_CONTRADICTED = 3
@@ -37,12 +37,12 @@ MIN_DIFFERENCE = 0.1
 MIN_REFUSED_DIFFERENCE = 0.5
 MIN_STANDARD_ERRORS = 4.0
 REPORT_INTERVAL_S = 1.0
-"""Of one instance."""
+"""Minimum interval between reports of one instance."""
 
 MAX_SPARED = 7
 """While second opinions confirm errors of a kind, up to 2 to the power of this many errors pass between two of them."""
 MAX_SPARED_OUTLIER = 3
-"""The same for an instance that has more such errors than its peers."""
+"""MAX_SPARED for an instance that has more such errors than its peers."""
 
 FIRST_PAUSE_S = 0.1
 """The pause of an instance that does not say how long it is; it doubles with each that follows without a success."""
@@ -64,7 +64,7 @@ class Doubt(NamedTuple):
 
 
 class Outlier(NamedTuple):
-    """An instance stands out: what it has done, beside its peers."""
+    """An instance that stands out: its results beside those of its peers."""
 
     instance_id: str
     kind: str
@@ -85,7 +85,7 @@ class ErrorCount(msgspec.Struct):
 
     errors: int = 0
     asked: int = 0
-    """Second opinions."""
+    """Number of second opinions."""
     contradicted: int = 0
 
 
@@ -103,7 +103,7 @@ class ErrorShare(NamedTuple):
         return self.found * self.contradicted / self.asked if self.asked else self.found
 
     def variance(self, error_share: float, contradicted_share: float) -> float:
-        """Of the share of errors that count, if these shares are the true ones: of its results, and of its opinions."""
+        """The variance of the share of errors that count, given these true shares of results and opinions."""
         by_results = contradicted_share**2 * error_share * (1.0 - error_share) / self.results
         if not self.asked:
             return by_results
@@ -120,7 +120,7 @@ class Streak(msgspec.Struct):
 
     def pause_s(self, asked_s: float | None, *, is_paused: bool) -> float:
         """How long it gets no requests: what it asks for, within limits."""
-        if not is_paused:  # else this is one of several requests that were sent before
+        if not is_paused:  # otherwise this is one of several requests that were sent earlier
             self.refusals += 1
         if asked_s is not None:
             return min(max(asked_s, FIRST_PAUSE_S), MAX_PAUSE_S)
@@ -128,10 +128,10 @@ class Streak(msgspec.Struct):
 
 
 class Sparing(msgspec.Struct):
-    """How second opinions on one kind of error of an instance are spared."""
+    """How many second opinions on one kind of error of an instance are skipped."""
 
     confirmed: int = 0
-    """In a row."""
+    """Confirmed errors in a row."""
     skipped: int = 0
 
 
@@ -162,21 +162,21 @@ class Outliers:
         self.good = self._now.good
         """Successes by instance: the caller counts them here, as nothing else may be done for each."""
         self.streaks: dict[str, Streak] = defaultdict(Streak)
-        """Of instances whose last result was no success. The caller drops one at its next success."""
+        """Streaks of instances whose last result was not a success. The caller removes one at its next success."""
         self._sparing: dict[Doubt, Sparing] = {}
         self._reported: dict[str, float] = {}
-        """When each was last found."""
+        """When each instance was last reported."""
         self._began = 0.0
 
     def joined(self) -> None:
-        """An instance joins, or comes back. It has no results of the time before, so those of its peers go too: results
-        of one time are compared."""
+        """Handle an instance that joins or comes back. It has no earlier results, so those of its peers are dropped
+        too: only results of the same time are compared."""
         for window in (self._now, self._before):
             window.good.clear()  # the caller counts there
             window.errors.clear()
 
     def forget(self, instance_id: str) -> None:
-        """It takes no more requests."""
+        """Forget an instance that takes no more requests."""
         self._now.forget(instance_id)
         self._before.forget(instance_id)
         self.streaks.pop(instance_id, None)
@@ -192,7 +192,7 @@ class Outliers:
         self._now.of(doubt).errors += 1
 
     def contradicted(self, doubts: Iterable[Doubt], now: float) -> None:
-        """Another instance has served the request that these errors were about."""
+        """Record that another instance has served the request of these errors."""
         self._roll(now)
         for doubt in doubts:
             count = self._now.of(doubt)
@@ -201,7 +201,7 @@ class Outliers:
             self._sparing.pop(doubt, None)
 
     def confirmed(self, doubts: Iterable[Doubt], now: float) -> None:
-        """No instance has served the request that these errors were about: those of one kind confirm each other."""
+        """Record that no instance has served the request of these errors: errors of one kind confirm each other."""
         self._roll(now)
         distinct = dict.fromkeys(doubts)
         kinds = [kind for _, kind in distinct]
@@ -214,9 +214,8 @@ class Outliers:
     # What follows
 
     def wants_opinion(self, doubt: Doubt, peers: Sequence[str], now: float) -> bool:
-        """Whether another instance is to be asked about this error; if not, that is counted.
-
-        At first always. While the others confirm the errors of this kind, ever fewer of them are asked about.
+        """Whether to ask another instance about this error; if not, that is counted. At first every error is checked.
+        While the others confirm errors of this kind, fewer and fewer are.
         """
         sparing = self._sparing.get(doubt)
         if sparing is None:
@@ -230,7 +229,7 @@ class Outliers:
         return False
 
     def find(self, doubt: Doubt, peers: Sequence[str], now: float) -> Outlier | None:
-        """The instance of an error, if it stands out by this kind of errors and was not found just before.
+        """The instance of an error, if it stands out by this kind of error and was not reported just before.
 
         `peers`: all instances that take requests; it may be among them.
         """
@@ -252,7 +251,7 @@ class Outliers:
     def _differs(
         self, doubt: Doubt, peers: Sequence[str], now: float, *, raw: bool = False
     ) -> tuple[ErrorShare, ErrorShare] | None:
-        """The shares of an instance and of its peers, if its own is clearly larger. `raw`: second opinions aside."""
+        """The shares of an instance and of its peers, if its own is clearly larger. `raw`: without second opinions."""
         self._roll(now)
         own = self._share(doubt, raw=raw)
         each = [self._share(Doubt(peer, doubt.kind), raw=raw) for peer in peers if peer != doubt.instance_id]
@@ -278,7 +277,7 @@ class Outliers:
         return ErrorCount(*(sum(values) for values in zip(*map(msgspec.structs.astuple, found), strict=True)))
 
     def _roll(self, now: float) -> None:
-        """Begin another window if it is time. Called at errors only: successes have no time of their own."""
+        """Begin another window if it is time. Called at errors only, because successes have no time."""
         age_s = now - self._began
         if age_s < WINDOW_S:
             return

@@ -1,7 +1,7 @@
 """What dispatchers of the same instances tell each other: requests in flight, and what plugins have learned.
 
 Enters: news of other dispatchers, with the time. Leaves: news for them, and events for the own dispatcher. The one
-rule: what is known of others is an addition. A dispatcher that hears nothing decides by what it has sent itself.
+rule: knowledge of others is optional. A dispatcher that hears nothing decides by what it has sent itself.
 
 News has absolute numbers of the instances whose numbers have changed, so nothing is lost if two of them become one;
 what was lost with a connection is made good by `begin_again`. Each dispatcher adds what others have in flight to its
@@ -19,13 +19,13 @@ from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS
 from pointsman.routing.events import Shared
 
 SILENCE_S = 3.0
-"""What a dispatcher was last heard to have in flight is dropped after this."""
+"""What another dispatcher has in flight is dropped if nothing was heard from it for this long."""
 AT_ONCE = 512
-"""Things learned that one piece of news has; more follow with the next."""
+"""Maximum number of learned facts in one message; the rest follows with the next."""
 MAX_UNTOLD = 8 * AT_ONCE
-"""Older ones are not told: others learn the same from requests of their own."""
+"""Older facts are dropped: others learn the same from their own requests."""
 REPEATED_S = 10.0
-"""The same thing is told again after this at the earliest: others keep what is used, and forget what is not."""
+"""A fact is repeated after this at the earliest: others keep what is used, and forget the rest."""
 
 NOTHING = (0.0, 0.0)
 
@@ -34,35 +34,35 @@ class News(msgspec.Struct, array_like=True, omit_defaults=True):
     """What has changed at a dispatcher."""
 
     in_flight: dict[str, tuple[float, float]] = {}
-    """By instance: requests, and prompt tokens to compute."""
+    """Requests, and prompt tokens to compute, by instance."""
     learned: list[tuple[int, str, Any]] = []
-    """Number of the plugin among those that learn, id of the endpoint, what."""
+    """(index of the plugin among the learners, id of the endpoint, what was learned)"""
 
     def __bool__(self) -> bool:
         return bool(self.in_flight or self.learned)
 
 
 class Peers:
-    """The dispatchers beside one: what it tells them, and what it has heard of them."""
+    """The other dispatchers: what this one tells them, and what it has heard from them."""
 
     def __init__(self, dispatcher: Dispatcher, tell: Callable[[Shared], None]) -> None:
-        """`tell`: tells the dispatcher, and carries out what it decides."""
+        """`tell` passes events to the dispatcher, and carries out what it decides."""
         self._dispatcher = dispatcher
         self._tell = tell
         self._plugins: tuple[Any, ...] | None = None
-        """Those that are listened to; None before the first time."""
+        """The plugins that are listened to; None before the first time."""
         self._told: dict[str, tuple[float, float]] = {}
         self._untold: deque[tuple[int, str, Any]] = deque(maxlen=MAX_UNTOLD)
         self._repeated: set[tuple[int, str, Any]] = set()
         self._repeated_since = 0.0
         self._heard: dict[str, dict[str, tuple[float, float]]] = {}
-        """By name of a peer, then by instance."""
+        """Load by name of the peer, then by instance."""
         self._heard_at: dict[str, float] = {}
 
-    # What others should know
+    # Messages for others
 
     def begin_again(self) -> None:
-        """Others know nothing any more."""
+        """Start over with others that know nothing."""
         self._told.clear()
         self._repeated.clear()
 
@@ -81,7 +81,7 @@ class Peers:
         return News(changed, [untold.popleft() for _ in range(min(len(untold), AT_ONCE))])
 
     def _listen(self) -> None:
-        """Hear what plugins learn; a new configuration brings new ones."""
+        """Listen to what plugins learn; a new configuration brings new plugins."""
         if self._plugins is self._dispatcher.plugins:
             return
         self._plugins = self._dispatcher.plugins
@@ -99,10 +99,10 @@ class Peers:
 
         return learned
 
-    # What others have told
+    # Messages from others
 
     def heard(self, peer: str, news: News | None, now: float) -> None:
-        """A peer has sent news; None: it is there, and nothing has changed."""
+        """Take in the news of a peer; None: it is alive, and nothing has changed."""
         self._heard_at[peer] = now
         if news is not None and news:
             known = self._heard.setdefault(peer, {})
@@ -110,14 +110,14 @@ class Peers:
             self._add(news.in_flight, news.learned)
 
     def gone(self, peer: str) -> None:
-        """A peer has ended, and with it what it had in flight."""
+        """Forget a peer that has ended, and what it had in flight."""
         self._heard_at.pop(peer, None)
         lost = self._heard.pop(peer, None)
         if lost:
             self._add(lost, ())
 
     def expire(self, now: float) -> None:
-        """Drop what is known of peers that have been silent for long."""
+        """Drop what is known about peers that have been silent for long."""
         for peer in [name for name, at in self._heard_at.items() if now - at > SILENCE_S]:
             self.gone(peer)
 

@@ -4,7 +4,7 @@ Candidates are `Endpoint`s and `cycle.request` is a `RequestMetadata`. A class h
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,11 @@ from pointsman.selection import Column, Cycle, Key, Roster, SchedulingResult
 from pointsman.selection.arrays import np
 from pointsman.selection.columns import array
 from pointsman.types import ExecutionInstance, RequestMetadata
+
+if TYPE_CHECKING:
+    from pointsman.routing.engine_model import EngineModel
+    from pointsman.routing.engine_work import EngineWork
+    from pointsman.routing.events import Ended
 
 RequestCycle: TypeAlias = Cycle[RequestMetadata]
 Endpoints: TypeAlias = Roster[Endpoint]
@@ -44,6 +49,21 @@ class DispatchListener(Protocol):
     """Is notified of each decision before the request is sent."""
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> None: ...
+
+
+@runtime_checkable
+class ProgressListener(Protocol):
+    """Is notified of the progress of requests that were sent: of each first token, and once of each end.
+
+    A request that is sent again after a failure has ended on the first instance. The answers of clients that don't
+    stream (`RequestMetadata.streams`) have no first token.
+    """
+
+    def first_token(self, endpoint: Endpoint, request: RequestMetadata, now: float) -> None: ...
+
+    def ended(self, endpoint: Endpoint, request: RequestMetadata, answer: "Ended | None", now: float) -> None:
+        """`answer`: what the engine reported; None if the request failed, was cancelled or was taken back."""
+        ...
 
 
 @runtime_checkable
@@ -78,7 +98,7 @@ class Learner(Protocol):
     """A plugin that remembers what was sent where, and can remember what others have sent."""
 
     listener: Callable[[str, Any], None] | None
-    """Called with the id of an endpoint and what was learned of it, as plain data."""
+    """Called with the id of an endpoint and what was learned about it, as plain data."""
 
     def learn(self, endpoint: Endpoint, what: Any, now: float) -> None:
         """Remember what another dispatcher has learned."""
@@ -153,8 +173,31 @@ class LatencyPrediction(msgspec.Struct, frozen=True):
     dispatched_requests: int = 0
 
 
+class LatencyOutlook(msgspec.Struct, eq=False):
+    """What a request would meet on each endpoint. Columns have one entry per row of the whole roster; milliseconds."""
+
+    behind: Column
+    """Time until the prompts that are there already are read."""
+    reading: Column
+    """Time to read the prompt of this request, after that."""
+    context: Column
+    """Prompt tokens of the requests that are there."""
+    works: "list[EngineWork]"
+    """One per row."""
+    model: "EngineModel"
+    ttft_slo_ms: float
+    """Of this request, from its arrival on."""
+    tpot_slo_ms: float
+    waited: float
+    """Since its arrival."""
+    usual_ttft_slo_ms: float
+    """Of requests that state none."""
+    busy: float
+    """Share of endpoints that have had prompts to read, over the last minute."""
+
+
 NEAR: Key[Endpoint] = Key("near")
-"""The endpoint to be near to, as when one endpoint prefills for another."""
+"""The endpoint to be near to, for example when one endpoint prefills for another."""
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""
@@ -162,5 +205,8 @@ ESTIMATED_OUTPUT_TOKENS: Key[float] = Key("estimated-output-tokens")
 """The part of them that is an estimate of the answer; absent: 0."""
 MEDIA_MATCH: Key[Column] = Key("media-match")
 """The share of the request's media that each endpoint probably has encoded before; absent if it has none."""
-LATENCY_PREDICTIONS: Key[dict[str, LatencyPrediction]] = Key("latency-predictions")
+OUTLOOK: Key[LatencyOutlook] = Key("outlook")
+PREDICTED: Key[tuple[float, float]] = Key("predicted")
+"""Predicted TTFT and TPOT of the request on the endpoint that was chosen, in milliseconds."""
+LATENCY_PREDICTIONS: Key[Mapping[str, LatencyPrediction]] = Key("latency-predictions")
 """By endpoint id; an endpoint without prediction is absent."""

@@ -1,4 +1,4 @@
-"""Records of requests: what was decided about each and how it ended; and the counters over all of them."""
+"""Records of requests: what was decided about each and how it ended; and counters over all of them."""
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pointsman.errors import PluginError
-from pointsman.reasons import Reason, reason_of
+from pointsman.reasons import Reason
 from pointsman.render.text import trace_table
-from pointsman.routing.decisions import Decided, Unplaced
+from pointsman.routing.decisions import Decided, Unplaced, decision_data
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Outcome, Refusal
 from pointsman.routing.user_code import UserCodeFailed
@@ -49,7 +49,7 @@ class Histogram:
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The cumulative form that Prometheus takes."""
+        """The cumulative form that Prometheus expects."""
         cumulative, total = {}, 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -67,7 +67,7 @@ class Account:
         self.waited_s = Histogram()
         """Time from arrival to dispatch."""
         self.met = 0
-        """Deadlines met by requests that have ended; `missed` are the others."""
+        """Requests that have ended and met their deadline; `missed` counts the others."""
         self.missed = 0
 
     def add(self, other: "Account") -> None:
@@ -84,7 +84,7 @@ class Account:
 
 
 class Useless(msgspec.Struct, frozen=True):
-    """Answers of policies and plugins that the dispatcher could not use, since its plan is in force."""
+    """Answers of policies and plugins that the dispatcher could not use since its plan came into force."""
 
     count: int = 0
     last: str = ""
@@ -97,7 +97,7 @@ class Counters:
     def __init__(self) -> None:
         self.arrived = 0
         self.accounts: dict[tuple[str, str], Account] = {}
-        """By strategy and instance; the instance is empty for requests that were never sent."""
+        """Accounts by strategy and instance; the instance is empty for requests that were never sent."""
         self.outcomes: Counter[str] = Counter()
         """How requests ended: served, or the outcome of their refusal."""
         self.retries: Counter[str] = Counter()
@@ -122,11 +122,11 @@ class Counters:
             account.missed += not met_deadline
 
     def broken_promise(self, reason: Reason) -> None:
-        """Count a decision that was not carried out; one that names an unfit instance under what is wrong with that."""
+        """Count a decision that was not carried out. For an unfit instance, count what is wrong with it."""
         self.broken_promises[reason.facts.get("cause", reason).code] += 1
 
     def policy_error(self, what: str) -> None:
-        """Count an exception. Its text may name requests: past `MAX_KINDS` texts the others are counted as one."""
+        """Count an exception. Its text may name requests, so beyond `MAX_KINDS` texts the others are counted as one."""
         errors = self.policy_errors
         errors[what if what in errors or len(errors) < MAX_KINDS else OTHERS] += 1
 
@@ -198,7 +198,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     cached_tokens: int | None = None
     strategy: str = ""
     trace: Trace | None = None
-    """Of the last cycle for this request."""
+    """The trace of the last cycle for this request."""
     failure: SchedulingFailure[Endpoint] | None = None
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
@@ -211,7 +211,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     ended_at: float | None = None
     output_tokens: int | None = None
     status: int | None = None
-    """Of the answer that the client got; None if there is none."""
+    """Status of the answer that the client got; None if there is none."""
     cost: float | None = None
     """What its tenant was charged; None if it has no price."""
     refusal: Refusal | None = None
@@ -255,6 +255,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return "" if self.made is None else self.made.target_instance_id
 
     @property
+    def predicted(self) -> tuple[float, float] | None:
+        """TTFT from when it was sent, and TPOT, in milliseconds; None if they were not predicted."""
+        return self.made.predicted if isinstance(self.made, Decided) else None
+
+    @property
     def met_deadline(self) -> bool | None:
         """Whether the answer came in time; None if there is no deadline, or the request has not ended."""
         if self.deadline_ms is None or self.ended_at is None:
@@ -292,7 +297,10 @@ class Record(msgspec.Struct, eq=False, gc=False):
         rejected = [] if self.failure is None else self.failure.reasons()
         return {
             **self.summary(),
-            "decision": _decision_data(self.decision),
+            "decision": decision_data(self.decision),
+            "predicted": None
+            if self.predicted is None
+            else dict(zip(("ttft_ms", "tpot_ms"), self.predicted, strict=True)),
             "dropped": None if self.dropped is None else self.dropped.as_dict(),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
@@ -305,8 +313,10 @@ class Record(msgspec.Struct, eq=False, gc=False):
         if self.sent_at is None:
             return []
         parts = [f"waited {(self.sent_at - self.arrived_at) * 1000:.1f} ms"]
+        predicted = self.predicted
         if self.first_token_at is not None:
-            parts.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms")
+            guess = "" if predicted is None else f" (predicted {predicted[0]:.1f} ms)"
+            parts.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms{guess}")
         if self.ended_at is not None:
             expected = None if (decision := self.decision) is None else decision.estimated_latency_ms
             guess = "" if expected is None else f" (expected {expected:.1f} ms)"
@@ -314,6 +324,9 @@ class Record(msgspec.Struct, eq=False, gc=False):
         if self.output_tokens is not None:
             cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} from the cache)"
             parts.append(f"{self.input_tokens} tokens in{cached}, {self.output_tokens} out")
+            if predicted is not None and self.first_token_at is not None and self.ended_at and self.output_tokens > 1:
+                pace = (self.ended_at - self.first_token_at) * 1000 / (self.output_tokens - 1)
+                parts.append(f"{pace:.1f} ms per token (predicted {predicted[1]:.1f} ms)")
         if self.met_deadline is not None:
             parts.append(f"{'met' if self.met_deadline else 'missed'} its deadline of {self.deadline_ms:g} ms")
         return ["; ".join(parts)]
@@ -382,20 +395,12 @@ class Records:
         return list(reversed(self._by_id.values()))
 
 
-def _decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None:
-    if decision is None:
-        return None
-    reason = reason_of("policy", decision.reason).as_dict()
-    bare = msgspec.structs.replace(decision, reason="")
-    return {**msgspec.to_builtins(bare, str_keys=True, enc_hook=str), "reason": reason}  # metadata may hold anything
-
-
 def _ms(start: float, end: float | None) -> float | None:
     return None if end is None else round((end - start) * 1000, 3)
 
 
 class Journal:
-    """Records and counters of a dispatcher. Every request is counted, also after its record was dropped."""
+    """Records and counters of a dispatcher. Every request is counted, even after its record was dropped."""
 
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
@@ -403,9 +408,9 @@ class Journal:
         self.listener: Callable[[Record], None] | None = None
         """Called with the record of each request that has ended, served or refused."""
         self.ended: deque[Record] = deque(maxlen=keep_records)
-        """Of requests that have ended, until they are taken from here."""
+        """Records of requests that have ended, until they are taken from here."""
         self.strategy = strategy
-        """What requests are counted under until a strategy has decided."""
+        """The strategy under which requests are counted until one has decided."""
 
     def arrived(self, request: RequestMetadata, now: float) -> Record:
         self.counters.arrived += 1
@@ -414,7 +419,7 @@ class Journal:
     def went_at_once(
         self, sent: "Sent", made: Decided, trace: Trace | None, now: float, why: Reason | None = None
     ) -> None:
-        """A request was sent on arrival. `why`: a stand-in decided about it."""
+        """A request was sent on arrival. `why`: why a stand-in decided about it, if so."""
         self.counters.arrived += 1
         self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)

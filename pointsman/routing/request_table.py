@@ -29,9 +29,9 @@ class Sent(msgspec.Struct, eq=False):
     endpoint: Endpoint
     strategy: str
     lightness: float
-    """Of the endpoint, just before the request was sent."""
+    """Lightness of the endpoint just before the request was sent."""
     begun: bool = False
-    """Whether part of the answer is out: then the request must not be sent again."""
+    """Whether part of the answer has been sent: then the request must not be sent again."""
     revoked: Refusal | None = None
     """Set while the request is being stopped for more important work."""
 
@@ -43,9 +43,9 @@ class Hold(msgspec.Struct, frozen=True):
     tokens: float
     """Prompt tokens that the endpoint has to compute; released with the first token of the answer."""
     prefill: bool = False
-    """The endpoint only prefills: it is released with the first token."""
+    """Whether the endpoint only prefills, so that it is released with the first token."""
     output: float = 0.0
-    """The part of `tokens` that stands for the answer; released with its end."""
+    """The part of `tokens` that is expected for the answer; released with its end."""
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
@@ -92,7 +92,7 @@ class Ledger:
             self._load.reserve(hold.endpoint, hold.tokens)
 
     def first_token(self, request_id: str) -> None:
-        """The prompt is computed: release its tokens, and the endpoints that only prefilled."""
+        """Release the tokens of a prompt that was computed, and the endpoints that only prefilled."""
         left = []
         for hold in self._holds.get(request_id, ()):
             if hold.prefill:
@@ -104,7 +104,7 @@ class Ledger:
             self._holds[request_id] = left
 
     def release(self, request_id: str) -> bool:
-        """A request has ended. False: it was not in flight."""
+        """Release a request that has ended. Returns False if it was not in flight."""
         holds = self._holds.pop(request_id, None)
         for hold in holds or ():
             self._load.release(hold.endpoint, hold.tokens)
@@ -121,7 +121,7 @@ class Ledger:
 
 
 MAX_POOLS = 1_000
-"""With this many models asked for, requests for another model are refused unless an instance serves it."""
+"""Maximum number of requested models. Beyond it, requests for models without instances are refused."""
 
 
 class Pool:
@@ -162,7 +162,7 @@ class Pools:
         self._fleet = fleet
         self._by_model: dict[str, Pool] = {}
         self.busy: dict[str, Pool] = {}
-        """At least those in which a request waits."""
+        """The pools in which a request waits, and perhaps others."""
 
     def of(self, model: str) -> Pool | None:
         """The pool of this model; None if requests wait for too many models that no instance serves."""
@@ -180,7 +180,8 @@ class Pools:
         return pool if pool is not None and pool.queue.is_open else None
 
     def configure(self, plan: DispatchPlan) -> list[tuple[Pool, list[Queued]]]:
-        """Give each pool an empty queue by another plan; those that had waiting requests, with these in order."""
+        """Give each pool an empty queue by another plan. Returns the waiting requests of pools that had any, in
+        order."""
         self._plan = plan
         left = [(pool, list(pool.queue.waiting())) for pool in self.waiting()]
         for pool in self._by_model.values():
@@ -190,7 +191,7 @@ class Pools:
         return left
 
     def _forget(self) -> int:
-        """Forget pools that have neither requests nor instances; how many."""
+        """Forget pools that have neither requests nor instances. Returns how many."""
         idle = [m for m, pool in self._by_model.items() if not len(pool.queue) and not pool.running and pool.is_empty]
         for model in idle:
             del self._by_model[model]
@@ -241,11 +242,11 @@ class RequestTable:
         return len(self._waiting) + len(self._sent)
 
     def wait(self, item: Queued) -> None:
-        """A request that its queue has let in waits from now on."""
+        """Add a request that its queue has let in: it waits."""
         self._waiting[item.request.request_id] = item
 
     def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
-        """A request that did not wait is on its instance from now on, and reserves its share of it."""
+        """Add a request that did not wait: it is on its instance, and reserves its share of it."""
         request_id = item.request.request_id
         sent = Sent(item, pool, endpoint, strategy, float(self._load.columns[LIGHTNESS][endpoint.row]))
         self.ledger.reserve(request_id, holds)
@@ -256,13 +257,13 @@ class RequestTable:
         return sent
 
     def send_waiting(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
-        """The same for a request that was popped from the queue of its pool."""
+        """Move a request that was popped from the queue of its pool to its instance."""
         pool.queue.served(item)
         del self._waiting[item.request.request_id]
         return self.send(item, pool, endpoint, strategy, holds)
 
     def take_back(self, request_id: str, now: float) -> Sent | None:
-        """A request has left its instance. None: it was not sent, or left before.
+        """Take a request back that has left its instance. Returns None if it was not sent, or left before.
 
         Follow it with `wait_again`, or tell the queue of the pool that the request has ended.
         """
@@ -276,13 +277,13 @@ class RequestTable:
         return sent
 
     def wait_again(self, sent: Sent) -> None:
-        """A request that was taken back waits where it stood before. Raises what a user's ordering raises."""
+        """Let a request that was taken back wait in its old position. Raises what a user's ordering raises."""
         sent.pool.queue.put_back(sent.item)
         self._waiting[sent.item.request.request_id] = sent.item
         self.pools.busy[sent.pool.model] = sent.pool
 
     def revoke(self, request_id: str, refusal: Refusal, commands: list[DispatcherCommand]) -> None:
-        """A sent request is to be stopped; it leaves when its runtime says so."""
+        """Mark a sent request to be stopped; it leaves when its runtime reports it."""
         sent = self._sent[request_id]
         sent.revoked = refusal
         commands.append(Revoke(sent.item.request, refusal))
@@ -292,14 +293,14 @@ class RequestTable:
         commands.append(Refuse(request, refusal))
 
     def leave(self, request: RequestMetadata, refusal: Refusal, now: float) -> None:
-        """A request leaves, and its client has gone or knows already."""
+        """Remove a request whose client has gone or has its answer."""
         self._waiting.pop(request.request_id, None)
         self.journal.refused(request, refusal, now)
 
     def refuse_unordered(
         self, request: RequestMetadata, error: Exception, now: float, commands: list[DispatcherCommand]
     ) -> None:
-        """A request leaves because a user's ordering raised on it."""
+        """Refuse a request on which a user's ordering raised."""
         self.journal.error(error)
         why = Reason("ordering-failed", {"error": f"{type(error).__name__}: {error}"})
         self.refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)

@@ -25,7 +25,7 @@ class Route(Protocol):
     def name(self) -> str: ...
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance, as things stand. It reserves nothing."""
+        """An instance, given the present state. Reserves nothing."""
         ...
 
 
@@ -54,11 +54,11 @@ class ConfiguredRoute:
         price_per_gpu_hour: float = UNKNOWN_PRICE,
     ) -> None:
         self.name = name
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._price = price_per_gpu_hour
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        result = self._scheduler.run(cycle, endpoints)
+        result = self.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):
             return result
         primary = result.primary
@@ -68,10 +68,10 @@ class ConfiguredRoute:
 
 
 POOL_WIDE = frozenset({"other-model", "not-accepting", "paused", "ejected", "full"})
-"""Codes of rejections that hold for every request for the same model."""
+"""Codes of rejections that apply to every request for the same model."""
 
 SEED_STEP = 0xD1342543DE82EF95
-"""Between the seeds of one choice and the next: odd, and unlike the step of the generator."""
+"""The step between the seeds of two choices: odd, and different from the step of the generator."""
 
 _64_BITS = (1 << 64) - 1
 
@@ -82,7 +82,7 @@ class Chooser:
     def __init__(self, route: Route, fleet: EndpointTable, *, traced: bool, seed: int) -> None:
         self.route = route
         self.stand_in: Route | None = None
-        """Chooses where the route raises. None: the exception is passed on."""
+        """Chooses if the route raises. None: the exception is passed on."""
         self.failed: Callable[[Exception], None] = lambda _: None
         """Called when the stand-in has to choose."""
         self._fleet = fleet
@@ -116,7 +116,7 @@ class Chooser:
     ) -> Choice | SchedulingFailure[Endpoint]:
         self.failed(error)
         cycle.state.clear()
-        if cycle.trace is not None:  # what the other considered explains nothing of this choice
+        if cycle.trace is not None:  # what the route considered does not explain this choice
             cycle.trace = Trace()
         choice = stand_in.choose(cycle, endpoints)
         if isinstance(choice, Choice):
@@ -154,9 +154,9 @@ class DispatcherSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a dispatcher, whatever its plan. The only place that declares their defaults."""
 
     max_tries: int = 5
-    """How often a request is sent, in all, before it is refused."""
+    """How often a request is sent in total before it is refused."""
     keep_records: int = 10_000
-    """Decision records kept, the newest."""
+    """Number of decision records to keep, the newest."""
     traced: bool = True
     """Keep the reasons of every decision."""
     seed: int = 0
@@ -174,7 +174,7 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     policy: BatchPolicy | None = None
     """Decides by batch; `route` decides when it raises."""
     stand_in: Route | None = None
-    """Decides where code of users in `route` fails. None: the request is refused."""
+    """Decides if users' code in `route` fails. None: the request is refused."""
     plugins: tuple[Any, ...] = ()
     """Each is called for the roles that it implements."""
     detector: SaturationDetector | None = None
@@ -184,7 +184,7 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     make_eviction: Callable[[], InFlightEviction] | None = None
     """Running requests of negative priority may be stopped for more important ones. None: never."""
     budget: WithinBudget | None = None
-    """Refuses requests at once whose budget no instance could keep. None: they wait."""
+    """Refuses requests at once if no instance could keep their budget. None: they wait."""
     waits: bool = True
     """Whether requests may wait. If not, a request that cannot be sent at once is refused."""
 

@@ -11,24 +11,26 @@ from typing import Any, TypeVar
 from pointsman.reasons import Reason, reason_of
 from pointsman.routing.decisions import no_instance
 from pointsman.routing.endpoints import ACCEPTS, Endpoint, EndpointTable
-from pointsman.routing.events import DispatcherCommand, Outcome, Refusal, Send
+from pointsman.routing.events import DispatcherCommand, Ended, Outcome, Refusal, Send
 from pointsman.routing.plugins import (
+    PREDICTED,
     Admitter,
     DepartureListener,
     DispatchListener,
     Endpoints,
     HeaderWriter,
+    ProgressListener,
     RequestCycle,
     ResponseHeaderWriter,
 )
 from pointsman.routing.queue import Queued
 from pointsman.routing.records import Journal
-from pointsman.routing.request_table import Hold, Pool, RequestTable, holds_of
+from pointsman.routing.request_table import Hold, Pool, RequestTable, Sent, holds_of
 from pointsman.routing.routes import BatchPolicy, Chooser, DispatchPlan, pool_wide, stood_in
 from pointsman.selection import Producer, SchedulingFailure, SchedulingResult, plugin_name
 from pointsman.types import RequestMetadata, arrived
 
-# Hooks of plugins around the choice; one that raises disturbs nothing else
+# Hooks of plugins around the choice; one that raises affects nothing else
 
 T = TypeVar("T")
 
@@ -44,8 +46,10 @@ class PluginHooks:
         """Run before the admitters, which may read their facts; `shedding` does not."""
         self._admitters = admitters
         self.shedding = shedding
-        """Asked last, and only about requests of negative priority."""
+        """The last admitter, asked only about requests of negative priority."""
         self._listeners = [plugin for plugin in plugins if isinstance(plugin, DispatchListener)]
+        self.progress = [plugin for plugin in plugins if isinstance(plugin, ProgressListener)]
+        """Progress listeners; the dispatcher checks whether there are any before it calls."""
         self._departures = [plugin for plugin in plugins if isinstance(plugin, DepartureListener)]
         self._writers = [plugin for plugin in plugins if isinstance(plugin, HeaderWriter)]
         self._answer_writers = [plugin for plugin in plugins if isinstance(plugin, ResponseHeaderWriter)]
@@ -53,7 +57,7 @@ class PluginHooks:
 
     @property
     def sheds_only(self) -> bool:
-        """Whether requests of priority 0 and above are admitted without a question."""
+        """Whether requests of priority 0 and above are always admitted."""
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
@@ -68,7 +72,7 @@ class PluginHooks:
         return None
 
     def dispatched(self, cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> dict[str, str | None]:
-        """Notify listeners of a decision; the headers to set on the request."""
+        """Notify listeners of a decision. Returns the headers to set on the request."""
         for listener in self._listeners:
             try:
                 listener.dispatched(cycle, result)
@@ -90,6 +94,14 @@ class PluginHooks:
             headers |= self.ask(writer, writer.response_headers, request, served_by, targets) or {}
         return headers
 
+    def first_token(self, endpoint: Endpoint, request: RequestMetadata, now: float) -> None:
+        for listener in self.progress:
+            self.ask(listener, listener.first_token, endpoint, request, now)
+
+    def ended(self, endpoint: Endpoint, request: RequestMetadata, answer: Ended | None, now: float) -> None:
+        for listener in self.progress:
+            self.ask(listener, listener.ended, endpoint, request, answer, now)
+
     def departed(self, endpoint: Endpoint) -> None:
         for listener in self._departures:
             self.ask(listener, listener.departed, endpoint)
@@ -104,14 +116,14 @@ class PluginHooks:
 
 
 MAX_PASSED = 8
-"""Requests that wait for an instance that has not failed them; this many do not hold up those behind them."""
+"""Up to this many requests that wait for an instance that has not failed them do not hold up those behind them."""
 
 MAX_UNPARKED = 3
 """Parked requests that are tried again on each event."""
 
 
 MAX_PAUSE_WAIT_S = 1.0
-"""If every instance is paused for longer, requests do not wait for the end of it."""
+"""If every instance is paused for longer, requests do not wait for the pause to end."""
 
 
 class Sender:
@@ -131,7 +143,7 @@ class Sender:
         self.hooks = hooks
 
     def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
-        """Send a request without queueing it, if none waits and an instance has room. False: it has to queue."""
+        """Send a request at once, if none waits and an instance has room. Returns False if it has to queue."""
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self.table.sent:
             return False
@@ -143,15 +155,14 @@ class Sender:
             if isinstance(choice, SchedulingFailure):
                 return False
             pool.queue.goes_at_once(item, now)
-        except Exception:  # it will be raised again, and reported, in the queue
+        except Exception:  # the queue raises it again and reports it
             return False
         result = choice.result
         target = result.target
-        why = choice.stood_in
-        strategy = self.chooser.route.name if why is None else choice.decided.how[1]
-        sent = self.table.send(item, pool, target, strategy, holds_of(cycle, result))
+        sent = self.table.send(item, pool, target, choice.decided.how[1], holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
-        self._journal.went_at_once(sent, choice.decided, cycle.trace, now, why)
+        choice.decided.predicted = cycle.state.get(PREDICTED)
+        self._journal.went_at_once(sent, choice.decided, cycle.trace, now, choice.stood_in)
         commands.append(
             Send(request, choice.decided, target, headers, self.hooks.answer_headers(request, target, result))
         )
@@ -212,7 +223,7 @@ class Sender:
     def _send(
         self, item: Queued, pool: Pool, now: float, commands: list[DispatcherCommand], failed: Reason | None = None
     ) -> SchedulingFailure[Endpoint] | None:
-        """Send a request; if no instance can take it now, why. `failed`: why the policy does not decide about it."""
+        """Send a request, or return why no instance can take it now. `failed`: why the policy does not decide."""
         cycle = self.chooser.cycle(item.request, now)
         try:
             choice = self.chooser.choose(cycle, item)
@@ -230,9 +241,9 @@ class Sender:
         if item.enqueued_at < now:
             self.fleet.load.sent_from_backlog(target)
         why = choice.stood_in or failed
-        strategy = self.chooser.route.name if choice.stood_in is None else choice.decided.how[1]
-        sent = self.table.send_waiting(item, pool, target, strategy, holds_of(cycle, result))
+        sent = self.table.send_waiting(item, pool, target, choice.decided.how[1], holds_of(cycle, result))
         headers = self.hooks.dispatched(cycle, result)
+        choice.decided.predicted = cycle.state.get(PREDICTED)
         self._journal.sent(sent, choice.decided, why)
         answer = self.hooks.answer_headers(item.request, target, result)
         commands.append(Send(item.request, choice.decided, target, headers, answer))
@@ -241,9 +252,8 @@ class Sender:
     def _send_by(
         self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> list[Queued] | Reason:
-        """Let a user's policy decide about all waiting requests; those whose decisions were dropped.
-
-        A reason: why it did not decide. The route must decide about all.
+        """Let a user's policy decide about all waiting requests. Returns the requests whose decisions were dropped, or
+        the reason why it did not decide, and then the route must decide about all.
         """
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
@@ -265,7 +275,7 @@ class Sender:
     def _decide_again(
         self, dropped: Sequence[Queued], pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> None:
-        """Let the route decide about requests that a policy could have sent: none of them waits beside a free slot."""
+        """Let the route decide about requests that a policy could have sent, so that none waits beside a free slot."""
         for item in dropped:
             if self.fleet.load.all_full:
                 return
@@ -278,7 +288,7 @@ class Sender:
     def look(self, item: Queued, now: float) -> None:
         """Try a request without sending it, and note the result in its record, with every reason.
 
-        A policy that decides by batch has no table: the route's would be that of another policy.
+        A policy that decides by batch has no table, because the route's table would be that of another policy.
         """
         policy, cycle = self._policy, self.chooser.cycle(item.request, now, traced=True)
         trace = cycle.trace if policy is None else None
@@ -310,7 +320,7 @@ class Sender:
         return SchedulingFailure(Reason("held-back", facts), {})
 
     def refuse_paused(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
-        """If every instance that takes requests is paused: refuse those that have an answer, and all if it is long."""
+        """If all instances in service are paused, refuse requests that have an answer, and all if the pause is long."""
         pauses, serving = self.fleet.pauses, self.fleet.serving(pool.model)
         ends = [pauses[str(endpoint)] for endpoint in serving if str(endpoint) in pauses]
         if not ends or any(serving.column(ACCEPTS)):
@@ -334,3 +344,21 @@ class Sender:
 
 def _policy_failed(error: Exception) -> Reason:
     return Reason("policy-failed", {"error": str(error)})
+
+
+def taken_back(sender: Sender, request_id: str, now: float, answer: Ended | None = None) -> Sent | None:
+    """Take a request back that has left its instance, with or without an answer. Returns None if it was not there."""
+    sent = sender.table.take_back(request_id, now)
+    if sent is not None and sender.hooks.progress:
+        sender.hooks.ended(sent.endpoint, sent.item.request, answer, now)
+    return sent
+
+
+def wait_again(sender: Sender, sent: Sent, now: float, commands: list[DispatcherCommand]) -> None:
+    """Put a request back in its old position, and send what can be sent."""
+    try:
+        sender.table.wait_again(sent)
+    except Exception as error:  # a user's ordering
+        sent.pool.queue.ended(sent.item, 0)
+        sender.table.refuse_unordered(sent.item.request, error, now, commands)
+    sender.send_waiting(sent.pool, now, commands)

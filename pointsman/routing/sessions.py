@@ -1,4 +1,4 @@
-"""Sessions: which endpoint a conversation is kept on, from a token in its requests or from what was remembered.
+"""Sessions: which endpoint a conversation is kept on, from a token in its requests or from memory.
 
 Enters: a request, and later where it went. Leaves: the id of the endpoint that its session is bound to, if any. The one
 rule: a session is a preference. It moves when its endpoint has left or may not be chosen.
@@ -17,7 +17,7 @@ from pointsman.selection import SchedulingResult
 from pointsman.types import MAX_NAME, RequestMetadata
 
 MAX_SESSIONS = 100_000
-"""Clients choose session ids: past this many, the least recently used is forgotten."""
+"""Maximum number of sessions. Clients choose their ids, so beyond it the least recently used is forgotten."""
 
 REQUEST_ATTRIBUTES = ("user_id", "model_name", "cache_salt")
 """Fields of a request that a session source may read."""
@@ -36,7 +36,7 @@ class SessionSource(Parameters, frozen=True):
     attribute: str = ""
 
     def check(self) -> None:
-        """Raise ValueError unless exactly one is given, and known."""
+        """Raise ValueError unless exactly one is given, and is known."""
         if bool(self.header) == bool(self.attribute):
             raise ValueError(
                 f'sessionIdConfig.sources has header "{self.header}" and attribute "{self.attribute}"; '
@@ -47,7 +47,7 @@ class SessionSource(Parameters, frozen=True):
             raise ValueError(f'sessionIdConfig.sources has attribute "{self.attribute}"; it must be one of {allowed}')
 
     def read(self, request: RequestMetadata) -> str:
-        """The session id of a request; empty if it has none here."""
+        """The session id of a request; empty if this source has none."""
         if self.header:
             return request.headers.get(self.header.lower(), "").strip()
         return str(getattr(request, self.attribute)).strip()
@@ -101,7 +101,7 @@ class Bindings:
 
 
 class SessionAffinity:
-    """What the session scorer and the session filter share.
+    """The common part of the session scorer and the session filter.
 
     `encoded_endpoint_header`: a header of each response names its endpoint, and later requests send that header back.
     `session_id`: a request names its session, which stays on its first endpoint and moves only if that endpoint could
@@ -161,7 +161,7 @@ class SessionAffinity:
 
     def _session(self, request: RequestMetadata) -> str:
         session = next(filter(None, (source.read(request) for source in self.sources)), "")
-        if len(session) > MAX_NAME:  # of a header of the operator's choice; what is kept has a bounded length
+        if len(session) > MAX_NAME:  # the operator chooses the header, so the length is bounded here
             return sha256(session.encode("utf-8", "replace")).hexdigest()
         return session
 

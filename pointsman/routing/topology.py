@@ -67,7 +67,7 @@ class Location(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Location":
-        """Read host=a,rack=b,zone=c,region=d. Levels may be absent; other names, and what is no pair, are skipped."""
+        """Read host=a,rack=b,zone=c,region=d. Levels may be absent; other names and malformed parts are skipped."""
         pairs = (part.partition("=") for part in written.split(","))
         return cls(**{level: value for level, equals, value in pairs if equals and level in LEVELS})
 

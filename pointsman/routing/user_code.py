@@ -1,8 +1,8 @@
 """Containment of a deployment's own code: policies and plugins that users wrote.
 
 Enters: the plugins of a deployment. Leaves: the same objects, whose methods are timed, interrupted if they block, and
-not called while they are suspended. The one rule: user code that is slow, blocks or raises costs its own deployment its
-decisions, and nothing else anything. Methods of built-in plugins are not touched.
+not called while they are suspended. The one rule: user code that is slow, blocks or raises affects only the decisions
+of its own deployment. Methods of built-in plugins are not touched.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,21 +19,21 @@ from pointsman.selection import plugin_name
 from pointsman.types import SchedulingDecision
 
 TIME_LIMIT_S = 0.005
-"""For one call of a user's code, by default."""
+"""Default time limit of one call of a user's code."""
 STALL_FACTOR = 10
 """A call that takes this many times its limit is interrupted, and suspends the code at once."""
 STRIKES = 3
-"""Calls in a row that were slow or raised, until the code is suspended."""
+"""Number of calls in a row that were slow or raised after which the code is suspended."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
 """Each suspension is twice as long as the last one, unless the code has worked for this long in between."""
 MAX_TEXT = 300
 
 TURNS = ("waits", "leaves", "next", "taken", "returned", "sent", "ended")
-"""Methods of a band's turns: they keep account of every request, so that a call left out would break them."""
+"""Methods of a band's turns: they account for every request, so a skipped call would break them."""
 ORDERS = ("key", "key_at", "order", "order_at", "eviction_key")
-"""Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key: the code cannot
-be asked, and what cannot be ordered goes by arrival, behind the others."""
+"""Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key because the code
+cannot be called: such requests go by arrival, behind the others."""
 ROLES = (
     *("schedule", "prioritize", "rule_for", "for_batch", *ORDERS),
     *("rejections", "scores", "pick", "pick_profiles", "process_results", "produce", "lets_all_pass", "decides"),
@@ -44,7 +44,8 @@ ROLES = (
 
 
 class Stalled(BaseException):
-    """Raised inside user code that has run for too long. No `Exception`, so that its own handlers let it pass."""
+    """Raised inside user code that has run for too long. It is not an `Exception`, so that the code's own handlers let
+    it pass."""
 
 
 class CodeWatch(Protocol):
@@ -58,9 +59,8 @@ class CodeWatch(Protocol):
         ...
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
-        """What the method returns, and the seconds it took; of a generator, all that it yields.
-
-        After the limit it raises `Stalled` inside the method, if it can.
+        """The result of the method (for a generator, all that it yields) and the seconds it took. After the limit,
+        raises `Stalled` inside the method if possible.
         """
         ...
 
@@ -69,20 +69,20 @@ CAUSES = ("policy-slow", "policy-blocked", "policy-raised")
 
 
 class Misconduct(msgspec.Struct):
-    """What one policy or plugin of a user did wrong."""
+    """The faults of one policy or plugin of a user."""
 
     policy: str
     strikes: int = 0
-    """Calls in a row."""
+    """Faulty calls in a row."""
     count: int = 0
     """Calls in all that were slow, blocked or raised."""
     causes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    """The same by the code of the cause."""
+    """Those calls by the code of the cause."""
     cause: Reason | None = None
-    """What the last of them did."""
+    """The cause of the last one."""
     last_at: float = 0.0
     suspended_until: float | None = None
-    """None: it is in service, or it may be tried again."""
+    """None if it is in service, or may be tried again."""
     pause_s: float = 0.0
     resumed_at: float = 0.0
 
@@ -132,11 +132,11 @@ class Misconduct(msgspec.Struct):
 
 
 class WrongAnswer(Exception):
-    """What a policy returned is not of the form that its interface demands."""
+    """A policy's result does not have the form that its interface demands."""
 
 
 def decisions_in(answer: object) -> list[SchedulingDecision]:
-    """What `schedule` has returned. Raises `WrongAnswer` if that is not decisions only."""
+    """The decisions that `schedule` has returned. Raises `WrongAnswer` if anything else is among them."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         what = "None" if answer is None else one_line(f"{answer!r}", MAX_TEXT)
         raise WrongAnswer(f"returned {what} from schedule(), not a list of decisions")
@@ -158,9 +158,11 @@ class UserCodeFailed(PluginError):
 class Containment:
     """The user code of one deployment."""
 
-    def __init__(self, watch: CodeWatch, limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self, watch: CodeWatch, limit_s: float = TIME_LIMIT_S, stall: float = STALL_FACTOR) -> None:
+        """A call that takes `stall` times its limit is interrupted."""
         self._watch = watch
         self._limit_s = limit_s
+        self._stall_s = limit_s * stall
         self.members: list[Misconduct] = []
         self._unguarded: list[str] = []
 
@@ -178,12 +180,12 @@ class Containment:
                     self.members.append(told)
 
     def report(self) -> list[dict[str, Any]]:
-        """For `status`: what each policy and plugin of users has done wrong, as plain data."""
+        """The faults of each policy and plugin of users as plain data, for `status`."""
         now = self._watch.now()
         return [one.as_dict(now) for one in self.members]
 
     def problems(self, deployment: str) -> list[Reason]:
-        """Of code that misbehaved lately, is suspended, or cannot be guarded."""
+        """Problems of code that misbehaved lately, is suspended, or cannot be guarded."""
         now = self._watch.now()
         unguarded = [Reason("policy-unguarded", {"deployment": deployment, "policy": one}) for one in self._unguarded]
         return unguarded + [one.problem(deployment, now) for one in self.members if one.count and _is_recent(one, now)]
@@ -194,12 +196,12 @@ class Containment:
         body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
         if isinstance(getattr(kind, "name", None), str):
             body["name"] = kind.name  # a policy would name its subclass otherwise
-        # A class for this object alone: the methods are found there, also by whatever holds the object already.
+        # A class for this object alone, so that current holders of the object find the guarded methods too.
         guarded = type(kind)(kind.__name__, (kind,), body)
-        object.__setattr__(plugin, "__class__", guarded)  # also of a frozen dataclass
+        object.__setattr__(plugin, "__class__", guarded)  # works for frozen dataclasses too
 
     def _guarded(self, kind: type, name: str, told: Misconduct) -> Callable[..., Any]:
-        method, watch, limit_s = getattr_static(kind, name), self._watch, self._limit_s
+        method, watch, limit_s, stall_s = getattr_static(kind, name), self._watch, self._limit_s, self._stall_s
         call = method if isinstance(method, FunctionType) else _unbound(method, kind)
         orders, suspends = name in ORDERS, name not in TURNS
 
@@ -211,16 +213,16 @@ class Containment:
                 if why is not None:
                     return _stand_in(name, about, UserCodeFailed(told.policy, why))
             try:
-                answer, taken_s = watch.call(limit_s * STALL_FACTOR, call, about)
+                answer, taken_s = watch.call(stall_s, call, about)
                 answer = decisions_in(answer) if name == "schedule" else answer
             except (Exception, Stalled) as error:
-                cause = _cause(error, limit_s)
+                cause = cause_of(error, stall_s)
                 told.went_wrong(cause, watch.now(), suspend=suspends and isinstance(error, Stalled))
                 return _stand_in(name, about, UserCodeFailed(told.policy, cause))
             if taken_s > limit_s:
                 facts = {"taken_ms": round(taken_s * 1000, 1), "limit_ms": limit_s * 1000}
                 cause = Reason("policy-slow", facts)
-                told.went_wrong(cause, watch.now(), suspend=suspends and taken_s > limit_s * STALL_FACTOR)
+                told.went_wrong(cause, watch.now(), suspend=suspends and taken_s > stall_s)
             elif told.strikes:
                 told.went_well(watch.now())
             if name == "for_band":
@@ -230,20 +232,23 @@ class Containment:
         return guarded
 
 
-def _cause(error: Exception | Stalled, limit_s: float) -> Reason:
+def cause_of(error: Exception | Stalled, limit_s: float) -> Reason:
+    """Why a call gave no answer. It was interrupted after `limit_s`."""
     if isinstance(error, Stalled):
-        return Reason("policy-blocked", {"limit_ms": limit_s * STALL_FACTOR * 1000})
+        return Reason("policy-blocked", {"limit_ms": limit_s * 1000})
     return Reason("policy-raised", {"error": type(error).__name__, "text": what_it_did(error)})
 
 
 def what_it_did(error: Exception) -> str:
     if isinstance(error, WrongAnswer):
         return str(error)
+    if isinstance(error, PluginError):
+        return one_line(f"{error.plugin}: {error.broken}", MAX_TEXT)
     return one_line(f"raised {type(error).__name__}: {error}", MAX_TEXT).rstrip(": ")
 
 
 def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:
-    """What decides instead, where that is not up to the caller: order of arrival, no limits, and no eviction."""
+    """The default results where the caller has no stand-in: order of arrival, no limits, and no eviction."""
     if name in ORDERS:
         subject = about[1]
         return 1, subject.enqueued_at if hasattr(subject, "enqueued_at") else subject.arrival_time

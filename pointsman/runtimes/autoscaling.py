@@ -13,6 +13,7 @@ from pointsman.config.plan import DeploymentPlan, PointsmanPlan
 from pointsman.control import Controller, Desired, Phase
 from pointsman.control.desired import Address
 from pointsman.control.instances import replica_counts, running_counts
+from pointsman.control.places import WORKLOAD, Places, remember
 from pointsman.control.preemption import Preemptor
 from pointsman.control.status import NO_PROSPECTS, Prospects
 from pointsman.engines import Samples
@@ -37,9 +38,8 @@ from pointsman.scaling.measurements import Measurements
 from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
 
-# What scaling policies see: requests and replicas, custom metrics of replicas and of a Prometheus, and GPU usage.
-#
-# A number that cannot be read is left out: the policy sees the earlier ones grow old, and the problem is reported.
+# Observations for scaling policies: requests and replicas, custom metrics of replicas and of a Prometheus, and GPU
+# usage.  A number that cannot be read is left out: the policy sees earlier ones age, and the problem is reported.
 
 
 CUSTOM = "pointsman_custom_metric"
@@ -93,7 +93,7 @@ class MetricSources:
         return {one.name: replica_counts(instances, one.members) for one in deployments}
 
     def load(self, one: ScaledDeployment, *, gpus: bool = False) -> Load:
-        """The load of a deployment; with the usage of its GPUs as last read, if wanted."""
+        """The load of a deployment; if wanted, with the usage of its GPUs as last read."""
         self._demand.expect(one.name, one.observed.start_up_s)
         counts, desired = self._demand.counts(one.name), self._plans[one.name].desired
         return Load(
@@ -131,10 +131,10 @@ def _ended(measurements: Measurements, one: Ending, now: float) -> None:
 
 
 class CustomMetrics:
-    """Reads the numbers for one deployment, over and over."""
+    """Reads the custom metrics of one deployment repeatedly."""
 
     def __init__(self, replicas: Callable[[], Sequence[Address]], tell: Callable[[str, float], None]) -> None:
-        """`replicas`: those that take requests. `tell`: (name, value) is called with each number."""
+        """`replicas` returns those that take requests. `tell(name, value)` is called with each number."""
         self.queries: tuple[MetricQuery, ...] = ()
         self.interval_s = 1.0
         self._replicas = replicas
@@ -168,7 +168,7 @@ class CustomMetrics:
     async def _of_replica(self, address: Address) -> None:
         try:
             answer = await fetch(address, "GET", "/metrics", timeout_s=TIMEOUT_S)
-        except NoResponse:  # its probes say what is wrong with it
+        except NoResponse:  # its probes report what is wrong with it
             return
         for name, value in Samples(answer.body).labelled(CUSTOM, "name") if answer.status == 200 else ():
             self._tell(name, value)
@@ -188,13 +188,13 @@ class CustomMetrics:
 
 
 class Result(msgspec.Struct):
-    """One series of an answer."""
+    """One series of a Prometheus answer."""
 
     value: tuple[float, str]
 
 
 class Data(msgspec.Struct, rename="camel"):
-    """What a query found: a list of series, or a number and its time."""
+    """The result of a query: a list of series, or a number and its time."""
 
     result_type: str
     result: msgspec.Raw = msgspec.Raw()
@@ -209,7 +209,7 @@ class MetricAnswer(msgspec.Struct):
 
 
 async def answer_of(query: MetricQuery) -> float | None:
-    """What a Prometheus says now: the sum of what it found; None: nothing. Raises `NoResponse`."""
+    """The sum of the values that a Prometheus finds now; None if it finds none. Raises `NoResponse`."""
     try:
         parts = urlsplit(query.url)
         port = parts.port
@@ -234,11 +234,11 @@ async def answer_of(query: MetricQuery) -> float | None:
 
 
 SAVE_S = 30.0
-"""Measurements are saved this often; decisions at once."""
+"""How often measurements are saved; decisions are saved at once."""
 
 
 Decided: TypeAlias = Callable[[ScalingChange, Iterable[ScaledDeployment], float], None]
-"""(change, deployments, now): what came of the call of a policy."""
+"""Called with (change, deployments, now) after the call of a policy."""
 
 
 class PolicyCalls(Protocol):
@@ -249,11 +249,11 @@ class PolicyCalls(Protocol):
     def close(self) -> None: ...
 
     def wake(self) -> None:
-        """A policy may be due earlier than it was."""
+        """Look again when policies are due: one may be due earlier now."""
         ...
 
     def problems(self) -> list[str]:
-        """Calls of replaced policies that do not return."""
+        """Problems: calls of replaced policies that do not return."""
         ...
 
 
@@ -284,13 +284,17 @@ class PlaneScaling:
         self._preemptor = Preemptor(controller, self._autoscaler.deployments)
         self._sources = MetricSources(traffic.demand, controller, clock, gpu_usage, tasks)
         self._loop = policies(self._autoscaler, self._sources, clock, self._decided, tasks)
-        self._state = ScalingState(self._autoscaler, clock)
+        self._state = ScalingState(self._autoscaler, clock, controller.places)
 
     def open(self, store: TargetStore) -> None:
         """Continue with what an earlier plane saved."""
         self._state.store = store
+        remember(self._controller.places, store.scaling().get(WORKLOAD, ""))
         self._traffic.hooks.wanted = self.wake
         self._loop.start()
+
+    def listen(self, noted: Callable[[ScalingRecord], None]) -> None:
+        self._state.noted = noted
 
     def close(self) -> None:
         self._state.save()
@@ -308,7 +312,7 @@ class PlaneScaling:
         self._loop.wake()
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
-        """The same with the targets in force, within the limits of `plan`; None: of the plan in force."""
+        """The desired state with the targets in force, within the limits of `plan`; None: of the plan in force."""
         setup, running = None if plan is None else plan.scaling_setup(), running_counts(self._controller.instances())
         return wanted.with_replicas(self._autoscaler.targets(setup, self._state.saved(), running))
 
@@ -317,12 +321,12 @@ class PlaneScaling:
         self._loop.wake()
 
     def wake(self, deployment: str) -> None:
-        """A request waits and no instance takes it: call the policy now."""
+        """Call the policy now, because a request waits and no instance takes it."""
         self._autoscaler.wake(deployment)
         self._loop.wake()
 
     def prospects(self, deployment: str) -> Prospects:
-        """What it can do for a deployment without instances that take requests."""
+        """What scaling can do for a deployment that has no instances that take requests."""
         one = next((one for one in self.each() if deployment in one.members), None)
         if one is None:
             return NO_PROSPECTS
@@ -346,10 +350,10 @@ class PlaneScaling:
     def problems(self) -> list[str]:
         return [*self._sources.problems(), *self._loop.problems(), *policy_problems(self.each())]
 
-    # What follows from decisions
+    # Carrying decisions out
 
     def _decided(self, change: ScalingChange, deployments: Iterable[ScaledDeployment], now: float) -> None:
-        """A policy has answered: apply its targets, and make room for instances that have no place."""
+        """Apply the targets of a policy that has answered, and make room for instances that have no place."""
         self._apply(change)
         used = self._traffic.demand.used()
         for one in deployments:
@@ -368,17 +372,21 @@ class PlaneScaling:
 class ScalingState:
     """Saves and restores targets, records and the state of policies. Without a store, nothing is kept."""
 
-    def __init__(self, autoscaler: Autoscaler, clock: Callable[[], float]) -> None:
+    def __init__(self, autoscaler: Autoscaler, clock: Callable[[], float], places: Places) -> None:
         self.store: TargetStore | None = None
+        self.noted: Callable[[ScalingRecord], None] = lambda *_: None
+        """Called with each change of a target, and each problem of a policy."""
+        self._places = places
         self._autoscaler = autoscaler
         self._clock = clock
         self._saved_at = 0.0
 
     def saved(self) -> dict[str, str]:
-        return {} if self.store is None else self.store.scaling()
+        found = {} if self.store is None else self.store.scaling()
+        return {name: state for name, state in found.items() if name != WORKLOAD}
 
     def configure(self, setup: ScalingSetup, running: Mapping[str, int]) -> list[str]:
-        """Apply a configuration with what was saved and what runs. The deployments that are not scaled any more."""
+        """Apply a configuration with saved state and what runs. Returns deployments that are no longer scaled."""
         records = (lambda _: ()) if self.store is None else self.store.scaling_records
         gone = self._autoscaler.configure(setup, self.saved(), records, running)
         if self.store is not None:
@@ -389,6 +397,8 @@ class ScalingState:
 
     def keep(self, records: Collection[ScalingRecord]) -> None:
         """Save records at once, and the state of their deployments."""
+        for record in records:
+            self.noted(record)
         if self.store is not None and records:
             for record in records:
                 self.store.note_scaling(record.deployment, record.as_json())
@@ -401,7 +411,7 @@ class ScalingState:
     def save(self) -> None:
         self._saved_at = self._clock()
         if self.store is not None:
-            self.store.save_scaling(self._autoscaler.state())
+            self.store.save_scaling({**self._autoscaler.state(), WORKLOAD: self._places.learned.as_json()})
 
 
 class PolicyLoop:
@@ -422,7 +432,7 @@ class PolicyLoop:
         self._clock = clock
         self._decided = decided
         self._runners: dict[ActivePolicy, PolicyRunner] = {}
-        """Also of policies that were replaced during a call."""
+        """Runners, including those of policies that were replaced during a call."""
         self._woken = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -468,7 +478,7 @@ class PolicyLoop:
         call.add_done_callback(lambda _: self._ended(policy, call))
 
     def _ended(self, policy: ActivePolicy, call: asyncio.Task[None]) -> None:
-        """A call has ended, in whatever way: the next is due in time."""
+        """End a call, however it ended: the next is due in time."""
         self._calls.discard(call)
         policy.end(self._clock())
         self._woken.set()
@@ -485,6 +495,6 @@ class PolicyLoop:
             return
         runner = self._runners.setdefault(policy, PolicyRunner(policy.plan.name))
         answer = await runner.run(invocation.call, invocation.time_limit_s)
-        if self._autoscaler.policies.get(policy.plan.key) is policy:  # else it was replaced meanwhile
+        if self._autoscaler.policies.get(policy.plan.key) is policy:  # otherwise it was replaced meanwhile
             change = self._autoscaler.answered(invocation, answer, now)
             self._decided(change, self._autoscaler.members(policy), now)

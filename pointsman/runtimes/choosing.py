@@ -12,7 +12,7 @@ from pointsman.runtimes.tasks import Tasks
 from pointsman.types import Worker
 
 RUNTIMES = ("local", "ray")
-"""Those that run real processes."""
+"""Runtimes that run real processes."""
 
 
 class RuntimeChoice(msgspec.Struct, frozen=True):
@@ -20,33 +20,45 @@ class RuntimeChoice(msgspec.Struct, frozen=True):
 
     name: str = "local"
     address: str = ""
-    """Of a Ray cluster; empty: one is started on this machine."""
+    """Address of a Ray cluster; empty: one is started on this machine."""
     storage: str = ""
-    """A folder for the state that all nodes of a cluster reach; empty: the memory of the cluster."""
+    """A folder for the state, which all nodes of a cluster can reach; empty: the memory of the cluster."""
+    host: str = ""
+    """The address of this machine in the cluster; empty: the one that Ray finds."""
+    namespace: str = "pointsman"
+    lease_s: float = 3.0
+    orphan_grace_s: float = 60.0
 
 
 LOCAL = RuntimeChoice()
 
 
 def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: PlaneTraffic, tasks: Tasks) -> PlaneOperations:
-    """A plane that is not started yet. `state`: where its state is kept; None: nowhere, it ends with this process.
-    `tasks`: where its background tasks run."""
+    """A plane that is not started yet. `state`: where its state is kept; None: in memory only. `tasks`: where its
+    background tasks run."""
     _check(runtime.name)
     from pointsman.runtimes.plane import Plane
 
     if runtime.name == "ray":
-        from pointsman.runtimes.ray.cluster import RaySettings
+        from pointsman.runtimes.ray.cluster import RayCluster, RaySettings
         from pointsman.runtimes.ray.runtime import RayRuntime
 
-        settings = RaySettings(address=runtime.address, storage=runtime.storage)
-        return Plane(RayRuntime(state, settings, tasks=tasks), traffic)
+        settings = RaySettings(
+            address=runtime.address,
+            host=runtime.host,
+            namespace=runtime.namespace,
+            storage=runtime.storage,
+            lease_s=runtime.lease_s,
+            orphan_grace_s=runtime.orphan_grace_s,
+        )
+        return Plane(RayRuntime(state, RayCluster(settings), tasks=tasks), traffic)
     from pointsman.runtimes.local.runtime import LocalRuntime
 
     return Plane(LocalRuntime(state, tasks=tasks), traffic)
 
 
 def workers_of(runtime: str, labels: Mapping[str, str] | None = None) -> list[Worker]:
-    """The workers that a plane would find, without a plane. Drivers are asked, which may raise anything."""
+    """The workers that a plane would find, without a plane. This calls drivers, which may raise anything."""
     _check(runtime)
     from pointsman.runtimes.machine.detection import detect
 

@@ -1,6 +1,6 @@
 """The controller at work: events go in one at a time, and its commands are carried out in their order.
 
-Nothing here knows a process, a socket or a machine, so that every runtime runs the controller in the same way.
+Nothing here knows processes, sockets or machines, so every runtime runs the controller in the same way.
 """
 
 from collections import deque
@@ -18,11 +18,11 @@ from pointsman.runtimes.serving import ServiceTable
 
 TASK = "controller"
 RETRY_S = 1.0
-"""After an event or a command has raised."""
+"""Pause after an event or a command has raised."""
 
 
 class Instances(Protocol):
-    """What is done to instances, whatever runs them. What comes of it is told to the loop."""
+    """Actions on instances, whatever runs them. Their results are told to the loop."""
 
     def launch(self, command: control.Launch) -> None: ...
 
@@ -36,7 +36,7 @@ class Instances(Protocol):
 
 
 class ControlLoop:
-    """A controller, and what carries out its commands."""
+    """A controller, and the objects that carry out its commands."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ControlLoop:
         failed: Callable[[str, Exception, float], None] | None = None,
     ) -> None:
         """`handled` is called after the commands of each event. `failed` is called with an error of an event or a
-        command, and all others are still carried out; None: it raises."""
+        command, and all other commands are still carried out; None: errors are raised."""
         self.controller = Controller()
         self._clock = clock
         self._instances = instances
@@ -60,7 +60,7 @@ class ControlLoop:
         self._timer: Timer | None = None
 
     def tell(self, event: control.ControllerEvent) -> None:
-        """Handle an event, and then what happened while its commands were carried out."""
+        """Handle an event, and then the events of carrying out its commands."""
         self._events.append(event)
         if self._is_busy:
             return
@@ -84,14 +84,14 @@ class ControlLoop:
             self._wake_at(self._clock.now() + RETRY_S)  # the command that sets the timer may be lost
 
     def tell_soon(self, event: control.ControllerEvent) -> None:
-        """The same, when what happens now has ended: a sender of requests is still at work."""
+        """Handle an event once the current one is over, because a sender of requests is still at work."""
         self._clock.call_soon(self.tell, event)
 
     def unavailability(self, deployment: str, start_up_s: float | None, prospects: Prospects) -> Unavailable:
         return unavailability(deployment, self.controller.instances(), start_up_s, self._clock.now(), prospects)
 
     def deployment_of(self, instance_id: str) -> str:
-        """The deployment of an instance that is there."""
+        """The deployment of an existing instance."""
         return next(one.deployment for one in self.controller.instances() if one.id == instance_id)
 
     def drain(self, instance_id: str) -> None:
@@ -115,7 +115,7 @@ class ControlLoop:
                 raise
             self._failed(TASK, error, RETRY_S)
             why = f"{type(error).__name__}: {error}"
-            match command:  # the controller waits for what comes of these
+            match command:  # the controller waits for the results of these
                 case control.Launch():
                     self.tell(control.LaunchFailed(command.instance_id, why, local_cause(error, SHORTAGES)))
                 case control.Probe():

@@ -1,7 +1,7 @@
-"""Documents that come into force on a plane, one after the other: applied, deployed, rolled back, deleted.
+"""Documents that come into force on a plane, one after the other: they are applied, deployed, rolled back or deleted.
 
 Enters: documents of operators. Leaves: the revision in force, and what has changed. The one rule: a revision is stored
-before it takes effect, and one that is destructive takes effect only as it was confirmed.
+before it takes effect, and a destructive one takes effect only as it was confirmed.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from pointsman.config.revision import (
 )
 from pointsman.control import Desired
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
+from pointsman.pipeline.sources import Sources, pack_sources, unpack_sources
 from pointsman.runtimes.stores import DocumentStore, StoredManifest
 
 
@@ -36,37 +37,43 @@ class Documents:
         preview: Callable[[PointsmanPlan, Desired, Collection[str]], Outlook],
         enforce: Callable[[PointsmanPlan, str, Collection[str]], None],
     ) -> None:
-        """`store` raises if the plane does not run. `preview`: what follows for instances if a plan comes into force,
-        with what it wants and the deployments whose rollout is tried again. `enforce`: put it in force, with the
-        folder of its manifest."""
+        """`store` raises if the plane does not run. `preview` returns what a plan means for instances, given the
+        desired state and the deployments whose rollout is tried again. `enforce` puts it in force, with the folder of
+        its manifest."""
         self.revision = Revision()
         self.plan_in_force = PointsmanPlan()
         self.generation = 0
-        """Of the manifest in force; grows with each that is applied."""
+        """Generation of the manifest in force; it grows with each manifest that is applied."""
         self.files = EndpointsFiles()
+        self.noted: Callable[[Changes, str], None] = lambda *_: None
+        """Called with what has changed, and how the history describes it."""
         self._store = store
         self._preview = preview
         self._enforce = enforce
         self._changing = asyncio.Lock()
 
     def open(self, store: DocumentStore, document: ManifestText | None) -> Revision | None:
-        """Read what was in force. What a plane starts with, which is not in force yet; None if there is nothing."""
+        """Read what was in force. Returns the revision to start with, which is not in force yet; None if there is
+        none."""
         stored, applications = store.manifest(), store.applications()
         if stored is not None:
             self.generation, manifest = stored
             self.revision = Revision(manifest)
             with suppress(ConfigError):  # it may name what no longer exists; it only says what differs
-                self.revision = load_revision(manifest, applications, was_in_force=True)
+                self.revision = load_revision(
+                    manifest, applications, was_in_force=True, sources_of=lambda one: _sources(store, one)
+                )
                 self.plan_in_force = self.revision.plan()
-        return first_revision(None if stored is None else stored[1], applications, document)
+        before = None if stored is None else stored[1]
+        return first_revision(before, applications, document, lambda one: _sources(store, one))
 
     def plan(self, document: ManifestText) -> Changes:
         return self._changes(*self.revision.changed(document, load_document(document)))
 
-    async def apply(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+    async def apply(self, document: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
         async with self._changing:
             plan = await _loaded(document)
-            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation)
+            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation, note=note)
 
     async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
         async with self._changing:
@@ -77,26 +84,26 @@ class Documents:
             return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation)
 
     async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
-        """Put the previous version of an application in force; again: the one before that."""
+        """Put the previous version of an application in force; called again, the one before that."""
         async with self._changing:
             self.revision.find(name)
             before = self._store().application_before(name)
             if before is None:
                 raise PointsmanError(f'there is no version of "{name}" before the one in force')
-            plan = await _loaded(before)
+            plan = await _loaded(before, _sources(self._store(), before))
             _check_code(before, plan, command("rollback", name))
             changed = self.revision.changed(before, plan)
             return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation)
 
     def history(self) -> list[StoredManifest]:
-        """The manifests that are kept, newest first."""
+        """The stored manifests, newest first."""
         return self._store().manifests()
 
     async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
-        """Put an earlier manifest in force; None: the one before. Again: the one before that."""
+        """Put an earlier manifest in force; None: the previous one; called again, the one before that."""
         async with self._changing:
             found = _earlier(self.history(), generation)
-            plan = await _loaded(found.document)
+            plan = await _loaded(found.document, _sources(self._store(), found.document))
             _check_code(found.document, plan, command("rollback", "--to", str(found.generation)))
             changed = self.revision.changed(found.document, plan)
             return self.put_in_force(*changed, confirmation=confirmation, restores=found.content)
@@ -119,18 +126,21 @@ class Documents:
         rolled_back: str = "",
         confirmation: str | None = None,
         restores: int | None = None,
+        note: str = "",
     ) -> Changes:
-        """Store a revision and enforce it. What has changed. `confirmation`: of these changes, if they are destructive;
-        None: they need none. `restores`: the generation of the manifest that comes back."""
+        """Store a revision and enforce it. Returns what has changed. `confirmation`: of these changes, if they are
+        destructive; None: they need none. `restores`: the generation of the manifest that comes back. `note` replaces
+        the summary in the history."""
         store = self._store()
         plan, changes = revision.plan(), self._changes(revision, retry)
         if changes.dangers and confirmation not in (None, changes.confirmation):
             raise NotConfirmed(changes)
-        told = (rolled_back, changes.summary(), restores)
-        self.generation = _save(store, self.revision, revision, *told) or self.generation
+        summary = note or changes.summary()
+        self.generation = _save(store, self.revision, revision, rolled_back, summary, restores) or self.generation
         self.revision, self.plan_in_force = revision, plan
         self.files.configure(plan)
         self._enforce(plan, "" if revision.manifest is None else revision.manifest.folder, retry)
+        self.noted(changes, summary)
         return changes
 
     def _changes(self, revision: Revision, retry: Collection[str] = ()) -> Changes:
@@ -141,18 +151,25 @@ class Documents:
         if not changes.dangers:
             return changes
         marked = [(step.what, step.subject) for step in changes.steps if step.destructive]
-        # Of everything that it is about: another one is needed if any of it has changed meanwhile.
+        # The confirmation covers everything that it is about, so a new one is needed if any of that has changed
+        # meanwhile.
         told = msgspec.json.encode([self.revision.fingerprint, revision.fingerprint, changes.dangers, marked])
         return msgspec.structs.replace(changes, confirmation=sha256(told).hexdigest()[:16])
 
 
-async def _loaded(document: ManifestText) -> PointsmanPlan:
+async def _loaded(document: ManifestText, sources: Sources | None = None) -> PointsmanPlan:
     # On a thread: it may import modules of the user, and requests go on meanwhile.
-    return await asyncio.to_thread(load_document, document)
+    return await asyncio.to_thread(load_document, document, sources=sources)
+
+
+def _sources(store: DocumentStore, document: ManifestText) -> Sources | None:
+    """The code that a stored document had when it came into force; None if it was not kept."""
+    packed = store.kept.of(document)
+    return None if packed is None else unpack_sources(packed)
 
 
 def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredManifest:
-    """A manifest that is kept, newest first; None: the one before that in force."""
+    """A stored manifest; None: the one before that in force."""
     there = [
         one for one in kept if one.generation == generation or (generation is None and one.generation < kept[0].content)
     ]
@@ -166,7 +183,8 @@ def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredMa
 
 
 def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None:
-    """Raise if the code that an earlier version ran is not there any more. `again`: the command to repeat then."""
+    """Raise if the code that an earlier version ran is not there any more: that of policies, which is not kept, or of
+    nodes with too much of it. `again`: the command to repeat then."""
     if document.code != plan.code:
         raise PointsmanError(
             f"nothing was changed, because the code of that version is not there any more: files in {document.folder} "
@@ -177,7 +195,7 @@ def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None
 def _save(
     store: DocumentStore, before: Revision, after: Revision, rolled_back: str, summary: str, restores: int | None
 ) -> int | None:
-    """Store a revision, or raise. The generation of its manifest; None if that has not changed."""
+    """Store a revision, or raise. Returns the generation of its manifest; None if that has not changed."""
     now, generation = time.time(), None
     known, manifest = before.manifest, after.manifest
     stored = store.applications()
@@ -189,17 +207,25 @@ def _save(
     gone = [name for name in stored if name not in after.deployed and name not in after.broken]
     is_new = manifest is not None and (known is None or _content(manifest) != _content(known))
     if not (is_new or changed or gone or rolled_back):
-        return None  # a plane starts with what is stored, also if nothing can be written
+        return None  # a plane starts with what is stored, even if nothing can be written
     with store.together():
         if is_new and manifest is not None:
             generation = store.save_manifest(manifest, now, summary, restores)
+            _keep_sources(store, manifest, after.base)
         for name, document in changed:
             store.save_application(name, document, now)
+            _keep_sources(store, document, PointsmanPlan(applications=(after.deployed[name].plan,)))
         if rolled_back:
             store.roll_back_application(rolled_back)
         for name in gone:
             store.delete_application(name)
     return generation
+
+
+def _keep_sources(store: DocumentStore, document: ManifestText, plan: PointsmanPlan) -> None:
+    packed = pack_sources(plan.sources())
+    if packed:
+        store.kept.save(document, packed)
 
 
 def _content(document: ManifestText) -> tuple[str, str, str]:

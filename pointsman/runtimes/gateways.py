@@ -1,7 +1,7 @@
-"""The plane's end of several gateways: their processes, and the traffic of all of them as if it were one.
+"""The plane's end of several gateways, whose traffic it handles as one.
 
 Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of what
-they see. The one rule: an instance is idle once every gateway that lives has said so. One that has not answered may
+they see. The one rule: an instance is idle once every live gateway has said so. A gateway that has not answered may
 still have requests on it.
 """
 
@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pointsman.config.plan import DeploymentPlan
-from pointsman.control.events import Adopted, ControllerEvent, Exited, Launched, LaunchFailed
-from pointsman.engines import LaunchSpec, Samples
+from pointsman.control.events import ControllerEvent
+from pointsman.engines import Samples
 from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.interface import Activity, BackgroundTasks, Clock, ProcessOrder, Runtime, Timer
+from pointsman.runtimes.interface import Activity, Clock
 from pointsman.runtimes.link import (
     Absence,
     AwaitIdle,
@@ -43,17 +43,13 @@ from pointsman.runtimes.serving import Ending, LocalTraffic, RequestCounts
 from pointsman.runtimes.traffic import takes_requests
 from pointsman.types import ExecutionInstance
 
-FIRST_RESTART_S, MAX_RESTART_S = 0.1, 5.0
-"""Pause before a gateway that has ended is started again: doubled with each end, up to the second."""
-CALM_S = 30.0
-"""One that has run for this long starts again after the first pause."""
 PREFIX = "@gateway-"
-"""Of the names of gateway processes; no instance is called so."""
+"""Prefix of the names of gateway processes, which no instance has."""
 NO_LOAD = InstanceLoad(0, 0, None)
 
 
 class IdleCall(NamedTuple):
-    """What is called when an instance is idle everywhere."""
+    """A call that is made when an instance is idle everywhere."""
 
     deployment: str
     awaited: set[str]
@@ -64,31 +60,43 @@ class IdleCall(NamedTuple):
 class LinkedGateway:
     """A gateway in another process, as its plane knows it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, worker: str = "") -> None:
+        """`worker` is where it runs; empty: beside the plane."""
         self.name = name
+        self.worker = worker
         self.process = ""
         """The runtime's name for it; empty while it does not run."""
         self.send: Callable[[PlaneMessage], None] | None = None
         """None while it is not connected."""
         self.url = ""
-        """Where it listens; empty if it does not, or not as the last documents say."""
+        """Where it listens; empty if it does not, or not at the address of the last documents."""
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
-        """By how much our clock is ahead of its."""
+        """How far our clock is ahead of its clock."""
         self.last = LinkReport(0.0, {}, {}, {}, {})
         self.problems: list[str] = []
         self.problem = ""
         """Why it does not serve as the documents say."""
+        self.unstarted = ""
+        """Why the last attempt to start it failed; empty if it did not."""
         self.summaries: dict[str, tuple[int, int, float, int]] = {}
 
     def on(self, deployment: str, instance_id: str) -> InstanceLoad:
         load = self.lanes.get(deployment)
         return NO_LOAD if load is None else load.instances.get(instance_id, NO_LOAD)
 
+    def absence(self) -> Reason:
+        """Why it is not connected."""
+        name = self.name.removeprefix("@")
+        if self.unstarted:
+            return Reason("gateway-not-started", {"gateway": name, "why": self.unstarted})
+        return Reason("gateway-lost", {"gateway": name, "restarts": self.restarts})
+
     def status(self) -> dict[str, Any]:
         return {
             "name": self.name.removeprefix("@"),
+            "worker": self.worker,
             "pid": int(self.process) if self.process.isdecimal() else None,
             "connected": self.send is not None,
             "url": self.url,
@@ -100,16 +108,16 @@ class LinkedGateway:
 
 
 class GatewayGroup:
-    """The gateways of a plane in other processes: those that live, and what those that have ended had counted."""
+    """The gateways of a plane in other processes, and the counts of those that have ended."""
 
     def __init__(self, clock: Clock) -> None:
         self.members: dict[str, LinkedGateway] = {}
         self.arrived: dict[str, int] = {}
-        """By deployment: requests that arrived at gateways that have ended."""
+        """Requests that arrived at gateways that have ended, by deployment."""
         self._clock = clock
 
     def send(self, message: PlaneMessage, but: str = "") -> None:
-        """To all that are connected."""
+        """Send to all connected gateways."""
         for one in self.members.values():
             if one.send is not None and one.name != but:
                 one.send(message)
@@ -147,17 +155,13 @@ class GatewayGroup:
 
     def problems(self) -> list[str]:
         told = [why for one in self.members.values() for why in one.problems]
-        lost = [
-            str(Reason("gateway-lost", {"gateway": one.name.removeprefix("@"), "restarts": one.restarts}))
-            for one in self.members.values()
-            if one.send is None
-        ]
+        lost = [str(one.absence()) for one in self.members.values() if one.send is None]
         wrong = [f"{one.name.removeprefix('@')}: {one.problem}" for one in self.members.values() if one.problem]
         return [*dict.fromkeys(told), *lost, *wrong]
 
 
 class SharedTraffic:
-    """`PlaneTraffic`: the lanes of this process, and those of gateways in others."""
+    """`PlaneTraffic`: the lanes of this process, and those of gateways in other processes."""
 
     def __init__(self, local: LocalTraffic, clock: Clock) -> None:
         self.hooks = local.hooks
@@ -167,9 +171,9 @@ class SharedTraffic:
         self.load = SharedLoad(local, self.group, clock)
         self.demand = SharedDemand(local, self.group)
         self.configured: Callable[[], None] | None = None
-        """Called when a plan has come into force, before anything of it is in service."""
+        """Called when a plan has come into force, before any of its instances is in service."""
         self.process_told: Callable[[ControllerEvent], None] | None = None
-        """Called with what happens to processes of gateways."""
+        """Called with events of gateway processes."""
         self._local = local
         self._clock = clock
         self._known: list[str] | None = None
@@ -182,7 +186,7 @@ class SharedTraffic:
 
     def told(self, event: ControllerEvent) -> bool:
         name = getattr(event, "instance_id", "")
-        if not name.startswith(PREFIX):
+        if not is_gateway(name):
             return False
         if self.process_told is not None:
             self.process_told(event)
@@ -226,7 +230,7 @@ class SharedTraffic:
     # Gateways
 
     def connected(self, one: LinkedGateway, send: Callable[[PlaneMessage], None]) -> None:
-        """A gateway has connected, and knows the documents in force: tell it everything else."""
+        """Tell a gateway that has connected, and knows the documents in force, everything else."""
         one.send = send
         one.lanes.clear()
         for deployment, instance in self.instances.in_service.values():
@@ -237,7 +241,7 @@ class SharedTraffic:
         self.peers.begin_again()
 
     def ended(self, one: LinkedGateway) -> None:
-        """The process of a gateway has ended, and with it what it had in flight."""
+        """Forget a gateway whose process has ended, and what it had in flight."""
         self.group.ended(one)
         self.peers.gone(one.name)
         self.group.send(PeerEnded(one.name))
@@ -250,7 +254,7 @@ class SharedTraffic:
             self.group.send(PeerNews("", self.peers.news()))
 
     def handle(self, one: LinkedGateway, message: GatewayMessage) -> None:
-        """Take in what a gateway says of requests and instances."""
+        """Take in what a gateway says about requests and instances."""
         hooks = self.hooks
         match message:
             case LinkReport():
@@ -282,7 +286,7 @@ class SharedInstances:
         self._clock = clock
         self._idle_calls: dict[str, IdleCall] = {}
         self._absences: dict[str, Absence] = {}
-        """As last told."""
+        """Absences as last told."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None:
         self._local.instances.admit(deployment, instance)
@@ -306,7 +310,7 @@ class SharedInstances:
         self._clock.call_soon(self.tell_absences)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        # Also of those that are not connected: they may have requests on it, and are asked when they connect.
+        # Including gateways that are not connected: they may have requests on it, and are asked when they connect.
         members = [one for one in self._group.members.values() if one.process]
         self._idle_calls[instance_id] = IdleCall(deployment, {"", *(one.name for one in members)}, call)
         for one in members:
@@ -315,7 +319,7 @@ class SharedInstances:
         self._local.instances.when_idle(deployment, instance_id, partial(self.idle_at, "", instance_id))
 
     def idle_at(self, gateway: str, instance_id: str | None = None) -> None:
-        """No request of a gateway is on an instance any more; None: on none, as it has ended."""
+        """A gateway has no request on an instance any more; None: on any instance, because it has ended."""
         for name in [*self._idle_calls] if instance_id is None else [instance_id]:
             waiting = self._idle_calls.get(name)
             if waiting is not None:
@@ -324,7 +328,7 @@ class SharedInstances:
                     self._idle_calls.pop(name).call()
 
     def repeat_to(self, one: LinkedGateway) -> None:
-        """Ask a gateway that has connected what others were asked before, and say why instances are missing."""
+        """Repeat to a gateway that has connected what others were asked before, and why instances are missing."""
         for name, waiting in self._idle_calls.items():
             if one.send is not None and one.name in waiting.awaited:
                 one.send(AwaitIdle(waiting.deployment, name))
@@ -333,7 +337,7 @@ class SharedInstances:
                 one.send(absence)
 
     def tell_absences(self) -> None:
-        """Say why no instance takes requests, where none does and that has changed."""
+        """Tell gateways why no instance takes requests, where that has changed."""
         why = self._local.hooks.unavailability
         if not self._group.members or why is None:
             return
@@ -359,6 +363,10 @@ class SharedLoad:
         if self._group.members and lane is not None:
             text = source.text if source is not None and lane.dispatcher.extractors else None
             self._group.send(EngineMetrics(deployment, instance_id, metrics, text))
+
+    def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
+        for instance_id, metrics in readings:
+            self.measured(deployment, instance_id, metrics, None)
 
     def activity(self, deployment: str, instance_id: str) -> Activity | None:
         own = self._local.load.activity(deployment, instance_id)
@@ -404,91 +412,11 @@ class SharedDemand:
         return self._local.used() | {name for name, load in loads if load.running + load.waiting}
 
 
-class GatewayProcesses:
-    """Starts, adopts, watches and restarts the processes of gateways."""
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        clock: Clock,
-        tasks: BackgroundTasks,
-        command: Sequence[str],
-        changed: Callable[[LinkedGateway, bool], None],
-    ) -> None:
-        """`command`: without the name of the gateway. `changed`: called when one has ended (True) or started."""
-        self._runtime = runtime
-        self._clock = clock
-        self._tasks = tasks
-        self._command = tuple(command)
-        self._changed = changed
-        self._started_at: dict[str, float] = {}
-        self._pause_s: dict[str, float] = {}
-        self._timers: dict[str, Timer] = {}
-        self._is_stopping = False
-
-    def adopt(self, members: Mapping[str, LinkedGateway], events: Iterable[ControllerEvent]) -> None:
-        """Take over processes of an earlier plane, start those that are missing, and end those that are too many."""
-        for event in events:
-            if isinstance(event, Adopted):
-                if event.instance_id in members:
-                    members[event.instance_id].process = event.process
-                    self._started_at[event.instance_id] = self._clock.now()
-                else:
-                    self._runtime.stop(event.instance_id)
-        for one in members.values():
-            if not one.process:
-                self._start(one)
-
-    def told(self, members: Mapping[str, LinkedGateway], event: ControllerEvent) -> None:
-        one = members.get(getattr(event, "instance_id", ""))
-        if one is None:
-            return
-        match event:
-            case Launched():
-                one.process = event.process
-                self._changed(one, False)
-            case LaunchFailed() | Exited():
-                one.process = ""
-                self._changed(one, True)
-                if not self._is_stopping:
-                    self._start_later(one)
-
-    def stop(self) -> None:
-        """Start none of them again."""
-        self._is_stopping = True
-        for timer in self._timers.values():
-            timer.cancel()
-
-    def kill(self, one: LinkedGateway) -> None:
-        self._runtime.stop(one.name, kill=True)
-
-    def _start_later(self, one: LinkedGateway) -> None:
-        now = self._clock.now()
-        calm = now - self._started_at.get(one.name, now) >= CALM_S
-        pause_s = FIRST_RESTART_S if calm else self._pause_s.get(one.name, FIRST_RESTART_S)
-        self._pause_s[one.name] = min(2 * pause_s, MAX_RESTART_S)
-        one.restarts += 1
-        self._timers[one.name] = self._clock.call_at(now + pause_s, self._tasks.attempt, "gateways", self._start, one)
-
-    def _start(self, one: LinkedGateway) -> None:
-        self._started_at[one.name] = self._clock.now()
-        command = LaunchSpec((*self._command, one.name))
-        self._runtime.launch(
-            ProcessOrder(
-                instance_id=one.name,
-                deployment="",
-                recipe="",
-                place=None,
-                folder="",
-                launch=lambda *_: self._runtime.replicas.introduce(command, b""),
-            )
-        )
-
-
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def gateway_names(processes: int) -> list[str]:
-    return [f"{PREFIX}{number}" for number in range(1, processes + 1)]
+def is_gateway(instance_id: str) -> bool:
+    """Whether a process of the runtime is a gateway, which owns nothing and may outlive the lease of its worker."""
+    return instance_id.startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""Instances as engines run them: how each is started, asked and told its configuration, on any runtime."""
+"""Instances as engines run them: how each is started, probed and configured, on any runtime."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -14,24 +14,24 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.parameters import read_key
 from pointsman.reasons import Reason
 from pointsman.runtimes.interface import CannotStart, LoadTable, ProcessOrder, Runtime, Tell
-from pointsman.runtimes.probes import UserConfigs
+from pointsman.runtimes.user_configs import UserConfigs
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What must be known of an instance to talk to it."""
+    """What must be known about an instance to talk to it."""
 
     deployment: str
     model: str
-    """As the server calls it."""
+    """The server's name of the model."""
     engine: Engine
     endpoint: DesiredEndpoint | None = None
     """None if the plane starts its process."""
     key: str = ""
-    """Where its API key is."""
+    """Where to find its API key."""
 
 
 class Directory:
-    """The adapter and the model of each instance, as they were when it was started or first asked."""
+    """The adapter and the model of each instance, as of its start or first probe."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -57,7 +57,7 @@ class Directory:
         plans: Mapping[str, DeploymentPlan],
         deployment_of: Callable[[str], str],
     ) -> Entry:
-        """A server that the plane did not start, with the model that it is asked for now."""
+        """A server that the plane did not start, with the model that is requested from it now."""
         known, deployment = self._entries.get(instance_id), deployment_of(instance_id)
         served = endpoint.served_model or plans[deployment].model
         if known is not None and (known.deployment, known.model, known.endpoint) == (deployment, served, endpoint):
@@ -67,18 +67,18 @@ class Directory:
         return entry
 
     def keep(self, instance_ids: Collection[str]) -> None:
-        """Drop all others."""
+        """Drop all other instances."""
         self._entries = {name: entry for name, entry in self._entries.items() if name in instance_ids}
 
 
 class Evidence:
-    """Requests that say what probes of health would: an instance that answers them needs none."""
+    """Requests that replace health probes: an instance that answers them needs none."""
 
     def __init__(self, load: LoadTable, tell: Tell) -> None:
         self._load = load
         self._tell = tell
         self._seen: dict[str, tuple[float, int]] = {}
-        """By instance: when it was last asked for, and how many requests were sent to it until then."""
+        """By instance: the time of the last check, and how many requests were sent to it until then."""
         self._idle: set[str] = set()
         """Instances whose controller knows that they are idle."""
 
@@ -102,7 +102,7 @@ class Evidence:
         return False
 
     def forget(self, instance_id: str) -> None:
-        """It starts anew."""
+        """Forget an instance that starts again."""
         self._seen.pop(instance_id, None)
         self._idle.discard(instance_id)
 
@@ -112,17 +112,27 @@ class Evidence:
         self._idle.intersection_update(self._seen)
 
 
+SOURCES = "POINTSMAN_SOURCES"
+"""The variable by which a replica gets code that its files do not have any more."""
+
+
 class LoadedCode:
-    """Replicas that have loaded other code than that in force, because it was edited before they started."""
+    """Replicas that have loaded other code than that in force: it was edited before they started, and is too large
+    to be kept."""
 
     def __init__(self) -> None:
         self._edited: set[str] = set()
 
-    def launched(self, instance_id: str, plan: DeploymentPlan) -> None:
-        """An instance starts, and loads its code as it is now."""
+    def launched(self, instance_id: str, plan: DeploymentPlan) -> dict[str, str]:
+        """An instance starts. Environment variables with the code in force, if the files have other code now."""
         self._edited.discard(instance_id)
-        if plan.replica_code is not None and plan.replica_code.is_edited():
-            self._edited.add(instance_id)
+        code = plan.replica_code
+        if code is None or not code.is_edited():
+            return {}
+        if code.packed:
+            return {SOURCES: code.packed}
+        self._edited.add(instance_id)
+        return {}
 
     def keep(self, instance_ids: Collection[str]) -> None:
         """Forget all others."""
@@ -155,13 +165,13 @@ class EngineInstances:
         self._evidence = Evidence(load, tell)
         self._deployment_of = deployment_of
         self._plans: dict[str, DeploymentPlan] = {}
-        """By deployment: those in force, and those that are gone and still have instances."""
+        """Plans by deployment: those in force, and those of removed deployments that still have instances."""
         self._by_recipe: dict[tuple[str, str], DeploymentPlan] = {}
-        """By deployment and recipe: also earlier ones, while instances of them are there."""
+        """Plans by deployment and recipe, including earlier ones that still have instances."""
         self._folder = ""
 
     def configure(self, plan: PointsmanPlan, folder: str) -> None:
-        """Take over another plan. `folder`: of the manifest, where its instances run."""
+        """Take over another plan. `folder` is that of the manifest, where its instances run."""
         self._folder = folder
         for one in plan.deployments:
             self._plans[one.name] = one
@@ -169,7 +179,7 @@ class EngineInstances:
         self.user_configs.configure(plan.user_configs())
 
     def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
-        """Drop what no instance and no deployment in force needs any more."""
+        """Drop what neither an instance nor a deployment in force needs any more."""
         known = list(instances)
         names = {one.id for one in known}
         self.directory.keep(names)
@@ -182,7 +192,7 @@ class EngineInstances:
         self._by_recipe = {key: plan for key, plan in self._by_recipe.items() if key in recipes}
 
     def lifecycles(self) -> list[Lifecycle]:
-        """Of all deployments that have instances."""
+        """Lifecycles of all deployments that have instances."""
         return [plan.desired.lifecycle for plan in self._plans.values()]
 
     def adopted(self, event: control.Adopted, plan: PointsmanPlan) -> None:
@@ -197,13 +207,14 @@ class EngineInstances:
         entry = self.directory.get(command.instance_id)
         assert entry is not None, "it was entered"
         config = self.user_configs.launched(command.instance_id, plan.name) if plan.is_replica else b""
-        self.loaded_code.launched(command.instance_id, plan)
+        sources = self.loaded_code.launched(command.instance_id, plan)
 
         def spec(host: str, port: int) -> LaunchSpec:
             launch = engine.launch(entry.model, host, port)
-            if engine.key_variable:  # one that the plane has by chance must not lock it out
+            if engine.key_variable:  # a key that the plane happens to have must not lock it out
                 key = {engine.key_variable: _key(entry.key) or None}
                 launch = msgspec.structs.replace(launch, env={**key, **launch.env})
+            launch = msgspec.structs.replace(launch, env={**launch.env, **sources}) if sources else launch
             launch = replicas.introduce(launch, config) if plan.is_replica else launch
             return launch if command.place is None else engine.placed(launch, command.place)
 

@@ -1,4 +1,4 @@
-"""What a runtime must do, and what a gateway and the command line may ask of a plane.
+"""What a runtime must do, and what a plane offers to a gateway and the command line.
 
     gateway, cli -> PlaneOperations: Plane -> ControlLoop (Controller) -> Instances -> Runtime: local, simulation, ...
                                                                       -> Traffic (Dispatchers) -> gateway
@@ -17,7 +17,7 @@ import msgspec
 from pointsman.config.changes import Changes
 from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText, Revision
-from pointsman.control import InstanceStatus
+from pointsman.control import Controller, InstanceStatus
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent
 from pointsman.engines import Engine, LaunchSpec, ProbeRequest, ProcessEnd, Samples
@@ -27,6 +27,7 @@ from pointsman.placement.fleet import Snapshot
 from pointsman.reasons import Reason
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
+from pointsman.runtimes.event_log import EventLog
 from pointsman.runtimes.stores import DocumentStore, StoredManifest, TargetStore, UsageStore
 from pointsman.scaling.deployment import ScaledDeployment
 
@@ -51,12 +52,12 @@ class Clock(Protocol):
         ...
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> Timer:
-        """Call once, as soon as what happens now has ended."""
+        """Call once, as soon as the current event is over."""
         ...
 
 
 class BackgroundTasks(Protocol):
-    """Work that must live as long as the plane. What fails is counted, shown in `status`, and started again.
+    """Work that must live as long as the plane. Failed work is counted, shown in `status`, and started again.
 
     Names are few and stay the same: they label a metric.
     """
@@ -70,7 +71,7 @@ class BackgroundTasks(Protocol):
         ...
 
     def every(self, name: str, interval_s: float, call: Callable[[], None]) -> Timer:
-        """Make a call over and over, also after it has raised."""
+        """Make a call at intervals, even after it has raised."""
         ...
 
     def attempt(self, name: str, call: Callable[..., None], *args: Any, retry_s: float | None = None) -> None:
@@ -82,11 +83,11 @@ class BackgroundTasks(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """What failed lately, how often, and when it is tried again."""
+        """Problems: what failed lately, how often, and when it is tried again."""
         ...
 
     def failures(self) -> Mapping[str, int]:
-        """How often each has failed, by name."""
+        """How often each task has failed, by name."""
         ...
 
 
@@ -94,7 +95,7 @@ class BackgroundTasks(Protocol):
 
 
 class CannotStart(PointsmanError):
-    """An instance cannot be started, however often that is tried."""
+    """An instance cannot be started, however often one tries."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -110,8 +111,10 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Kept with the process, so that a later plane knows what it runs."""
     place: Place | None
     """None: anywhere."""
+    worker: str = ""
+    """The worker to run on, if it needs no place; empty: any."""
     folder: str
-    """Working directory, if the worker has it."""
+    """Working directory, if it exists on the worker."""
     launch: Callable[[str, int], LaunchSpec]
     """Command and environment for a host and port that the runtime chose. An adapter of the user's: it may raise.
     Raises `CannotStart` if no further try can succeed."""
@@ -125,20 +128,24 @@ Tell: TypeAlias = Callable[[ControllerEvent], None]
 
 
 class Activity(NamedTuple):
-    """What was sent to an instance in service."""
+    """Requests of an instance in service."""
 
     requests: int
-    """In all."""
+    """Requests sent to it in total."""
     in_flight: int
     worked_at: float
     """When it last answered one; -inf: never."""
 
 
 class LoadTable(Protocol):
-    """What is known of the load of instances in service. Those that are not are ignored."""
+    """What is known about the load of instances in service. Other instances are ignored."""
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: Samples | None) -> None:
-        """An engine reported its metrics; `source`: what they were read from."""
+        """An engine reported its metrics; `source` is what they were read from."""
+        ...
+
+    def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
+        """Several engines of a deployment reported their metrics at the same moment."""
         ...
 
     def activity(self, deployment: str, instance_id: str) -> Activity | None:
@@ -146,21 +153,21 @@ class LoadTable(Protocol):
         ...
 
     def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
-        """It is idle, and is observed less often until it is sent a request. `until`: when it is measured again; None:
-        it is not measured."""
+        """An instance is idle, and is observed less often until it is sent a request. `until`: when it is measured
+        again; None: it is not measured."""
         ...
 
 
 class Unsaved(NamedTuple):
-    """What a runtime has decided and could not store yet. It is stored as soon as that is possible."""
+    """Changes that a runtime could not store yet. They are stored as soon as possible."""
 
     changes: int
     failures: int
-    """Tries to store something that failed, since the start."""
+    """Failed attempts to store something since the start."""
 
 
 class RuntimeParts(Protocol):
-    """What a runtime consists of."""
+    """The parts of a runtime."""
 
     @property
     def clock(self) -> Clock: ...
@@ -176,7 +183,7 @@ class RuntimeParts(Protocol):
 
     @property
     def documents(self) -> DocumentStore:
-        """From `open` on; so are the next two."""
+        """Available after `open`, like the next two."""
         ...
 
     @property
@@ -187,7 +194,7 @@ class RuntimeParts(Protocol):
 
     @property
     def replicas(self) -> "ReplicaAccess":
-        """From `adopt` on; so is the next."""
+        """Available after `adopt`, like the next one."""
         ...
 
     @property
@@ -195,7 +202,8 @@ class RuntimeParts(Protocol):
 
 
 class Runtime(RuntimeParts, Protocol):
-    """Processes on workers, and the state of one plane. A plane calls `open`, `adopt` and, whatever failed, `close`."""
+    """Processes on workers, and the state of one plane. A plane calls `open`, `adopt` and, even after failures,
+    `close`."""
 
     async def open(self) -> None:
         """Take the state over. Raises `PointsmanError` if another plane uses it."""
@@ -204,8 +212,8 @@ class Runtime(RuntimeParts, Protocol):
     async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         """Take over the processes that an earlier plane left running: these are returned.
 
-        From then on `tell` hears of processes, workers and probes, and `load` of metrics. Raises `PointsmanError`
-        if processes cannot be started at all.
+        From then on `tell` gets events of processes, workers and probes, and `load` gets metrics. Raises
+        `PointsmanError` if processes cannot be started at all.
         """
         ...
 
@@ -214,7 +222,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
-        """Tell a process and its children to end, or end them. Told: `Exited`, also if there is no such process."""
+        """Ask a process and its children to end, or end them. Told: `Exited`, even if there is no such process."""
         ...
 
     def address(self, instance_id: str) -> Address | None:
@@ -233,17 +241,17 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """What does not work now and what to do about it, for `status`."""
+        """What does not work now, and what to do about it, for `status`."""
         ...
 
     def unsaved(self) -> Unsaved: ...
 
     def facts(self) -> dict[str, Any]:
-        """What `status` tells of the runtime itself, such as the worker of the plane."""
+        """What `status` shows about the runtime itself, such as the worker of the plane."""
         ...
 
     async def close(self) -> None:
-        """End every process that was started or adopted, and give the state up. Nothing is told any more."""
+        """End every process that was started or adopted, and release the state. Nothing is told after that."""
         ...
 
 
@@ -251,30 +259,30 @@ class AdminListener(Protocol):
     """Where replicas and the operator's commands reach the gateway. A client that can connect may do everything."""
 
     async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
-        """Accept connections; `connect` makes the protocol of each. `connect_replica`: of replicas on other machines,
-        which may do only what their secret allows."""
+        """Accept connections; `connect` makes the protocol of each. `connect_replica` does so for replicas on other
+        machines, which may do only what their secret allows."""
         ...
 
     def dial(self) -> Transport:
-        """A client of it."""
+        """A client of the listener."""
         ...
 
     def close(self) -> None: ...
 
 
 class ReplicaAccess(Protocol):
-    """What the replicas of pipelines and their plane share."""
+    """The means by which replicas of pipelines and their plane reach each other."""
 
     @property
     def secret(self) -> str:
-        """Known to the gateway and to replicas alone."""
+        """A secret that only the gateway and replicas know."""
         ...
 
     @property
     def memory(self) -> "SharedMemory": ...
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
-        """The same launch, with everything that a replica must know of its plane, and its user config (JSON)."""
+        """A launch with everything that a replica must know about its plane, and its user config (JSON)."""
         ...
 
 
@@ -282,21 +290,21 @@ class SharedMemory(Protocol):
     """Large values that replicas of one worker pass to each other by name."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Free these. Names that are gone are ignored."""
+        """Free these values. Names that are gone are ignored."""
         ...
 
     def remove_older_than(self, age_s: float) -> None:
-        """Free what was written longer ago: its request ended without the gateway hearing of the name."""
+        """Free values that were written longer ago: their requests ended without the gateway learning of the names."""
         ...
 
 
 class Probes(Protocol):
-    """Questions to instances. HTTP, where instances are servers."""
+    """Probes of instances, over HTTP where instances are servers."""
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, limit_s: float
     ) -> None:
-        """Ask now. Told in time: `Answered`, `Silent` or `ProbeNotMade`, unless a later question takes its place."""
+        """Probe now. Told in time: `Answered`, `Silent` or `ProbeNotMade`, unless a later probe replaces this one."""
         ...
 
     def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
@@ -306,7 +314,7 @@ class Probes(Protocol):
     def unfollow(self, instance_id: str) -> None: ...
 
     def stir(self, instance_id: str) -> None:
-        """An instance that rested was sent a request: read its metrics soon."""
+        """Read the metrics of an instance soon, because it rested and was sent a request."""
         ...
 
     def problems(self) -> list[str]:
@@ -330,14 +338,14 @@ class GpuMeter(Protocol):
     def close(self) -> None: ...
 
 
-# What gateways and commands ask of a plane
+# Operations of a plane for gateways and commands
 
 
 class DocumentOperations(Protocol):
     """Documents that come into force and go. Each raises `ConfigError` with all problems, and changes nothing then.
 
-    `confirmation`: of a destructive change, from `plan` or `NotConfirmed`; without the right one, such a change raises
-    `NotConfirmed`. None: the caller answers for whatever it changes.
+    `confirmation`, from `plan` or `NotConfirmed`, confirms a destructive change; without the right one, such a change
+    raises `NotConfirmed`. None: no confirmation is needed.
     """
 
     revision: Revision
@@ -352,12 +360,12 @@ class DocumentOperations(Protocol):
         """What applying a manifest, or deploying an application, would change."""
         ...
 
-    async def apply(self, document: ManifestText, confirmation: str | None = None) -> Changes:
-        """Put a manifest in force, or an application beside it."""
+    async def apply(self, document: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
+        """Put a manifest in force, or an application beside it. `note`: its summary in the history."""
         ...
 
     async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
-        """Put an application in force beside the manifest, in place of the version before."""
+        """Put an application in force beside the manifest, in place of its previous version."""
         ...
 
     async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
@@ -365,15 +373,15 @@ class DocumentOperations(Protocol):
         ...
 
     def history(self) -> list[StoredManifest]:
-        """The manifests that are kept, newest first: the first one is in force."""
+        """The stored manifests, newest first; the first one is in force."""
         ...
 
     async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
-        """Put an earlier manifest in force; None: the one before that in force."""
+        """Put an earlier manifest in force; None: the previous one."""
         ...
 
     async def delete(self, name: str) -> Changes:
-        """Take an application out of force, with all its versions."""
+        """Remove an application with all its versions."""
         ...
 
     def application(self, name: str) -> str:
@@ -407,7 +415,7 @@ class InstanceLogs(Protocol):
 
 class InstanceControl(Protocol):
     def fleet(self) -> Snapshot:
-        """The workers, and what instances have claimed of them."""
+        """The workers, and the claims of instances on them."""
         ...
 
     def drain(self, instance_id: str) -> None:
@@ -415,8 +423,13 @@ class InstanceControl(Protocol):
         ...
 
 
+class PlaneControl(InstanceControl, Protocol):
+    @property
+    def controller(self) -> Controller: ...
+
+
 class Operations(Protocol):
-    """What operators ask of a plane."""
+    """Operations of a plane for operators."""
 
     @property
     def documents(self) -> DocumentOperations: ...
@@ -430,13 +443,15 @@ class Operations(Protocol):
     @property
     def control(self) -> InstanceControl: ...
 
+    @property
+    def events(self) -> EventLog: ...
+
 
 class Beginning(Protocol):
-    """What a plane was started with."""
+    """The documents that a plane was started with."""
 
     def futile(self) -> list[Reason]:
-        """Why nothing of it can ever start; empty if something can, has been in service, or if something else was
-        applied since."""
+        """Why none of its instances can ever start; empty if one can or did, or if something else was applied since."""
         ...
 
 
@@ -445,6 +460,9 @@ class PlaneOperations(Operations, Protocol):
 
     @property
     def runtime(self) -> Runtime: ...
+
+    @property
+    def control(self) -> PlaneControl: ...
 
     listeners: list[Callable[[], None]]
     """Called when the status may have changed."""
@@ -462,8 +480,8 @@ class PlaneOperations(Operations, Protocol):
     async def start(
         self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
     ) -> None:
-        """Run a document; None: what was last in force. Raises `PointsmanError`; nothing runs then. `prepare` is called
-        before anything is started or changed, and may raise."""
+        """Run a document; None: the one that was last in force. If it raises `PointsmanError`, nothing runs. `prepare`
+        is called before anything is started or changed, and may raise."""
         ...
 
     async def stop(self) -> None:

@@ -1,7 +1,7 @@
 """The link between a plane and its gateways in other processes: its messages, and their frames.
 
-The plane tells gateways of documents, instances, metrics and each other; a gateway tells of requests, of what it has
-seen of instances, of usage, and hands over records.
+The plane tells gateways about documents, instances, metrics and each other; a gateway reports requests, what it has
+seen of instances, and usage, and hands over records.
 
 A message is a msgpack array with its name in front; a frame is its length in four bytes, and the message. Frames go
 over an HTTP connection that the gateway makes: those of the plane as the pieces of one long response, those of the
@@ -30,7 +30,7 @@ MAX_FRAME = 64 * 1024 * 1024
 
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Something that a plane and a gateway tell each other."""
+    """A message between a plane and a gateway."""
 
 
 # Of the plane
@@ -44,7 +44,7 @@ class UseDocuments(LinkMessage, frozen=True):
     listen: str
     grpc_listen: str
     processes: int
-    """Gateways that share the limits."""
+    """Number of gateways that share the limits."""
 
 
 class InstanceReady(LinkMessage, frozen=True):
@@ -63,7 +63,7 @@ class InstanceGone(LinkMessage, frozen=True):
 
 
 class KnownInstances(LinkMessage, frozen=True):
-    """All instances of the plane, also those that are not in service (yet). Others are gone."""
+    """All instances of the plane, including those that are not in service (yet). Others are gone."""
 
     instance_ids: list[str]
 
@@ -80,7 +80,7 @@ class EngineMetrics(LinkMessage, frozen=True):
     instance_id: str
     metrics: Metrics
     text: str | None
-    """What they were read from, if extractors want it."""
+    """What the metrics were read from, if extractors want it."""
 
 
 class RestInstance(LinkMessage, frozen=True):
@@ -89,7 +89,7 @@ class RestInstance(LinkMessage, frozen=True):
     deployment: str
     instance_id: str
     for_s: float | None
-    """Until it is measured again; None: it is not measured."""
+    """Seconds until it is measured again; None: it is not measured."""
 
 
 class Absence(LinkMessage, frozen=True):
@@ -101,7 +101,7 @@ class Absence(LinkMessage, frozen=True):
 
 
 class PeerNews(LinkMessage, frozen=True):
-    """Another gateway is there, and this has changed at it, by deployment."""
+    """Another gateway is alive, and this has changed there, by deployment."""
 
     peer: str
     news: dict[str, News]
@@ -112,13 +112,13 @@ class PeerEnded(LinkMessage, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
-    """Of a tenant's limits, in requests, tokens and cost."""
+    """A grant of a tenant's limits, in requests, tokens and cost."""
 
     give: tuple[float, float, float]
     take: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """To be returned, as far as it is not used or reserved."""
+    """To be returned, unless it is used or reserved."""
     period_left_s: float | None = None
-    """Until the budget is renewed, if it is spent; else None."""
+    """Seconds until the budget is renewed, if it is spent; else None."""
 
 
 class Grants(LinkMessage, frozen=True):
@@ -132,11 +132,11 @@ class Readiness(LinkMessage, frozen=True):
 
 
 class Inquiry(LinkMessage, frozen=True):
-    """To be answered with `InquiryAnswer`."""
+    """A question, to be answered with `InquiryAnswer`."""
 
     number: int
     about: str
-    """metrics, request or requests."""
+    """metrics, request, requests, shadow, canary or recording."""
     details: dict[str, str]
 
 
@@ -155,17 +155,17 @@ PlaneMessage: TypeAlias = (
 
 
 class TenantUse(msgspec.Struct, frozen=True, array_like=True):
-    """What a gateway has used of a tenant's limits since it last said so, in requests, tokens and cost."""
+    """What a gateway has used of a tenant's limits since its last report, in requests, tokens and cost."""
 
     used: tuple[float, float, float]
     returned: tuple[float, float, float]
     needed: tuple[float, float, float]
-    """By the largest request that was refused for want of it."""
+    """Needed by the largest request that was refused because too little was left."""
     held: tuple[float, float, float]
-    """Granted, and not used."""
+    """Granted and not used."""
     in_flight: int = 0
     reserved: tuple[float, float] = (0.0, 0.0)
-    """Tokens and cost."""
+    """Reserved tokens and cost."""
 
 
 class Joining(LinkMessage, frozen=True):
@@ -178,12 +178,12 @@ class Joining(LinkMessage, frozen=True):
 
 
 class InstanceLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway has sent to an instance, and learned of it."""
+    """What one gateway has sent to an instance, and learned about it."""
 
     requests: int
     in_flight: int
     worked_at: float | None
-    """When it last answered one, by the clock of the gateway; None: never."""
+    """When it last answered a request, by the clock of the gateway; None: never."""
     latency_ms: float | None = None
     throughput: float | None = None
     paused_until: float | None = None
@@ -210,15 +210,15 @@ class LinkReport(LinkMessage, frozen=True):
     connections: int = 0
     in_flight: int = 0
     requests: int = 0
-    """That were answered, in all."""
+    """Requests that were answered in total."""
     problems: list[str] | None = None
     """None: as before."""
     summaries: dict[str, tuple[int, int, float, int]] | None = None
-    """By deployment: answered, errors, seconds of those that ended, and how many that are; None: as before."""
+    """By deployment: answered requests, errors, total seconds of ended requests, and their number; None: as before."""
 
 
 class Listens(LinkMessage, frozen=True):
-    """It accepts requests as the last documents say; or why it cannot."""
+    """Whether it accepts requests as the last documents say, or why it cannot."""
 
     url: str
     grpc: str = ""
@@ -298,7 +298,7 @@ def joining(body: bytes) -> Joining:
 
 
 class Frames:
-    """Messages out of bytes as they come."""
+    """Reads messages from bytes as they arrive."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -326,7 +326,7 @@ class Frames:
 
 
 def portable(reason: Reason) -> Reason:
-    """The same with plain facts, and its text among them: nothing on the other side can render what is in others."""
+    """A reason with plain facts and its text among them, because the other side cannot render other facts."""
     told = reason.as_dict()
     return Reason(told["code"], {**told["facts"], "text": told["text"]})
 

@@ -1,7 +1,7 @@
 """The gateway's end of its link to a plane in another process, and the news that both ends have for each other.
 
 Enters: messages of the plane. Leaves: lanes that follow it, and reports. The one rule: a gateway serves by what it last
-knew. A plane that is gone takes nothing from it, and the next one goes on from there.
+knew. It keeps everything when its plane is gone, and the next plane goes on from there.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ from pointsman.runtimes.traffic import Lane, Traffic, refuse_stranded
 
 
 class LaneNews:
-    """What the lanes of one process tell those of others, and hear of them."""
+    """What the lanes of one process tell those of others, and hear from them."""
 
     def __init__(self, traffic: Traffic, clock: Clock) -> None:
         self._traffic = traffic
@@ -69,7 +69,7 @@ class LaneNews:
             peers.expire(self._clock.now())
 
     def begin_again(self) -> None:
-        """Others know nothing any more."""
+        """Start over with others that know nothing."""
         for _, peers in self._each():
             peers.begin_again()
 
@@ -89,7 +89,7 @@ class LinkedTraffic:
     """The gateway's end: lanes that follow a plane in another process."""
 
     def __init__(self, traffic: Traffic, clock: Clock, tell: Callable[[GatewayMessage], None]) -> None:
-        """`tell`: sends a message to the plane at once; without a plane, nothing."""
+        """`tell` sends a message to the plane at once; without a plane, it does nothing."""
         self.traffic = traffic
         self.peers = LaneNews(traffic, clock)
         self._load = TrafficLoad(traffic)
@@ -108,14 +108,14 @@ class LinkedTraffic:
         hooks.unavailability = lambda name, _: self._absences.get(name, NOT_HEARD)
 
     def connected(self) -> None:
-        """A plane is there, perhaps another than before."""
+        """A plane has connected, perhaps a new one."""
         for lane in self.traffic.all_lanes():
             self._unconfirmed |= {str(endpoint): lane.name for endpoint in lane.dispatcher.fleet.roster}
         self._told.clear()
         self.peers.begin_again()
 
     def observe(self) -> None:
-        """Keep what ends in the lanes that are open now and are scaled, for reports."""
+        """Keep the requests that end in open, scaled lanes, for reports."""
         for lane in self.traffic.lanes.values():
             lane.dispatcher.listen(None if lane.plan.scaling is None else partial(self._ended, lane.name))
 
@@ -123,7 +123,7 @@ class LinkedTraffic:
         self._endings.setdefault(deployment, []).append(Ending.of(record))
 
     def report(self) -> tuple[dict[str, LaneLoad], dict[str, list[Ending]], dict[str, News]]:
-        """What has changed since the last call: load, requests that ended, and news for others."""
+        """Changes since the last call: load, requests that ended, and news for others."""
         self.peers.expire()
         current = {lane.name: _lane_load(lane) for lane in self.traffic.all_lanes()}
         changed = {name: load for name, load in current.items() if self._told.get(name) != load}
@@ -162,7 +162,7 @@ class LinkedTraffic:
         instance, deployment = message.instance, message.deployment
         self._unconfirmed.pop(instance.instance_id, None)
         if not self._knows(deployment):
-            return  # its documents did not load here, which is reported
+            return  # its documents did not load here, which was reported
         lane = next(one for one in self.traffic.all_lanes() if one.name == deployment)
         if instance.instance_id in lane.dispatcher.fleet:
             self.traffic.update(deployment, instance)

@@ -1,7 +1,7 @@
 """The plane on any runtime: documents in force, the control loop, and scaling.
 
-Enters: documents, and what operators ask. Leaves: instances that run, lanes of traffic, and the status of it all. The
-one rule: the controller decides; the runtime carries its commands out, and whatever happens is told to the controller.
+Enters: documents, and operators' orders. Leaves: running instances, lanes of traffic, and a status. The one rule: the
+controller decides, the runtime carries its commands out, and everything that happens is told to the controller.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pointsman.config.application import applications_status
-from pointsman.config.changes import Outlook
+from pointsman.config.changes import Changes, Outlook
 from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText, Revision
 from pointsman.control import Controller, Desired
@@ -23,14 +23,16 @@ from pointsman.reasons import Reason
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
+from pointsman.runtimes.event_log import EventLog
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, Runtime, Timer
 from pointsman.runtimes.serving import PlaneTraffic
 from pointsman.runtimes.stores import DocumentStore
 from pointsman.scaling.deployment import scaling_summary
+from pointsman.scaling.records import ScalingRecord
 
 LOOK_S = 1.0
-"""How often endpoints files, and workers that are short of room, are looked at."""
+"""How often endpoints files, and workers that lack room, are checked."""
 OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
 
@@ -46,7 +48,7 @@ class Plane:
         clock: Callable[[], float] = time.time,
         policies: MakePolicyCalls = PolicyLoop,
     ) -> None:
-        """`clock`: Unix time, for what must survive a restart. `policies`: what calls scaling policies."""
+        """`clock` returns Unix time, for data that must survive a restart. `policies` calls scaling policies."""
         self.runtime = runtime
         self.listeners: list[Callable[[], None]] = []
         self.reconfigured: list[Callable[[PointsmanPlan], None]] = []
@@ -61,6 +63,8 @@ class Plane:
             runtime.clock, self.instances, traffic.instances, handled=self._handled, failed=runtime.tasks.failed
         )
         self.documents = Documents(self._store, self._preview, self._enforce)
+        self.events = EventLog(clock)
+        self.documents.noted = partial(_note_documents, self.events, self.documents)
         self.scaling = PlaneScaling(
             traffic,
             self.control.controller,
@@ -71,13 +75,16 @@ class Plane:
             policies,
             runtime.tasks,
         )
+        self.scaling.listen(partial(_note_target, self.events))
         self._is_running = False
         self._stopping: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
-        """No instance is left."""
+        """Set when no instance is left."""
         self._looking: Timer | None = None
         self._changes = 0
-        """Of instances that were announced."""
+        """Changes of instances that were announced."""
+        self._kept: tuple[int, PointsmanPlan] | None = None
+        """The changes and the plan of the last look that dropped what nothing needs any more."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
         self.beginning = FirstDocuments(self.control.controller, self.documents)
@@ -93,8 +100,8 @@ class Plane:
     async def start(
         self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
     ) -> None:
-        """Run a manifest, or an application by itself; None: what was last in force. Deployed applications stay, and
-        processes of an earlier plane are adopted."""
+        """Run a manifest, or an application by itself; None: the one that was last in force. Deployed applications
+        stay, and processes of an earlier plane are adopted."""
         runtime = self.runtime
         await runtime.open()
         try:
@@ -148,7 +155,7 @@ class Plane:
             await self._empty.wait()
             overtime.cancel()
             self.instances.user_configs.close()
-        finally:  # whatever failed, no process is left
+        finally:  # whatever fails, no process must be left
             await self.runtime.close()
             self.control.stop_timer()
             self._is_running = False
@@ -164,7 +171,10 @@ class Plane:
             **self.runtime.facts(),
             "generation": self.documents.generation,
             "uptime_s": round(now - self._began, 3),
-            "deployments": [one | scaled.get(one["name"], {}) for one in deployments],
+            "deployments": [
+                one | scaled.get(one["name"], {}) | self.instances.user_configs.status_of(one["name"])
+                for one in deployments
+            ],
             "applications": applications_status(self.documents.plan_in_force),
             "problems": [
                 *map(str, given_up(instances)),
@@ -206,14 +216,17 @@ class Plane:
         self._apply(retry)
 
     def _apply(self, retry: Collection[str] = ()) -> None:
-        """Tell the controller what should run now, by documents, endpoints files and scaling targets."""
+        """Tell the controller what should run now, according to documents, endpoints files and scaling targets."""
         if self._is_running:
             desired = self.scaling.desired(self.documents.files.desired())
             self.control.tell(control.Applied(desired, frozenset(retry), self.traffic.warmth()))
 
     def _look(self) -> None:
-        plan, instances = self.documents.plan_in_force, self.control.controller.instances()
-        self.instances.keep(instances, [one.name for one in plan.deployments])
+        controller, plan = self.control.controller, self.documents.plan_in_force
+        instances, seen = controller.instances(), (controller.changes, plan)
+        if seen != self._kept:
+            self._kept = seen
+            self.instances.keep(instances, [one.name for one in plan.deployments])
         if any(one.unplaced for one in instances):
             self.runtime.look_at_workers(plan)  # there may be room by now
         self.traffic.look(one.id for one in instances)
@@ -222,6 +235,8 @@ class Plane:
             self._apply()
 
     def _handled(self, event: control.ControllerEvent) -> None:
+        for change in self.control.controller.phase_changes:
+            self.events.note_phase(change)
         if not len(self.control.controller):
             self._empty.set()
         if self.control.controller.changes != self._changes:
@@ -235,8 +250,19 @@ def _tell(traffic: PlaneTraffic, loop: ControlLoop, event: control.ControllerEve
         loop.tell(event)
 
 
+def _note_documents(events: EventLog, documents: Documents, changes: Changes, summary: str) -> None:
+    events.forget({one.name for one in documents.plan_in_force.deployments})
+    if changes:
+        events.note("", Reason("documents-changed", {"changes": summary, "generation": documents.generation}))
+
+
+def _note_target(events: EventLog, record: ScalingRecord) -> None:
+    facts = {"before": record.before, "after": record.after, "policy": record.policy, "text": record.in_words()}
+    events.note(record.deployment, Reason("target-changed", facts), record.by)
+
+
 def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:
-    """An idle instance was sent a request. Its probes hear of it soon: the sender is still at work."""
+    """An idle instance was sent a request. Its probes are told soon, because the sender is still at work."""
     loop.tell_soon(control.GotRequest(instance_id))
     runtime.clock.call_soon(runtime.probes.stir, instance_id)
 
@@ -248,7 +274,7 @@ class FirstDocuments:
         self._controller = controller
         self._documents = documents
         self._first: Revision | None = None
-        """What the plane was started with; None once that is of no interest any more."""
+        """The revision that the plane was started with; None once that no longer matters."""
 
     def begin(self) -> None:
         self._first = self._documents.revision

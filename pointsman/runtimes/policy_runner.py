@@ -19,7 +19,7 @@ from pointsman.scaling.policy import TooSlow
 
 
 class PolicyRunner:
-    """Runs the calls of one policy. A call that hangs keeps its thread, and no other begins until it has ended."""
+    """Runs the calls of one policy. A call that hangs keeps its thread, and no other call begins until it has ended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -31,7 +31,7 @@ class PolicyRunner:
         return self._began is not None
 
     async def run(self, call: Callable[[], object], limit_s: float) -> object:
-        """What the call returns or raises; `TooSlow` after the limit. A late answer is dropped."""
+        """The result or the exception of a call; `TooSlow` after the limit. A late answer is dropped."""
         now = time.monotonic()
         if self._began is not None:
             return TooSlow(now - self._began)
@@ -47,7 +47,7 @@ class PolicyRunner:
         def work() -> None:
             try:
                 result: object = call()
-            except BaseException as error:  # SystemExit and the like must end this thread only
+            except BaseException as error:  # SystemExit and the like must only end this thread
                 result = error
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answered, result)
@@ -66,11 +66,11 @@ class PolicyRunner:
 
 
 AGAIN_S = 0.01
-"""Until code that survived an interruption is interrupted again."""
+"""Time until code that survived an interruption is interrupted again."""
 
 
 class Watchdog:
-    """Times scheduling code of users, and interrupts it where it blocks, by a signal (SIGALRM).
+    """Times users' scheduling code, and interrupts it if it blocks, by a signal (SIGALRM).
 
     Signals reach the main thread only. In another thread, or where the program uses that signal itself, code is timed
     and not interrupted. Calls share one timer, which is set once per limit and not once per call: a call costs two
@@ -81,9 +81,9 @@ class Watchdog:
         self.now = now
         self.inside = False
         self.interrupts: bool | None = None
-        """None: no code of users has run yet."""
+        """Whether it can interrupt; None: no user code has run yet."""
         self._deadline: float | None = None
-        """Of the call under way; None if there is none."""
+        """The deadline of the current call; None if there is none."""
         self._armed = False
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
@@ -100,7 +100,7 @@ class Watchdog:
         return answer, time.perf_counter() - began
 
     def close(self) -> None:
-        """Give the signal back."""
+        """Restore the handler of the signal."""
         if self.interrupts:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)

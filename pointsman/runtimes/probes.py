@@ -1,10 +1,8 @@
-"""What a plane asks of instances and tells them, over HTTP: probes, metrics, and the user config of replicas."""
+"""The plane's HTTP requests to instances: probes, metrics, and the user config of replicas."""
 
-import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import ceil
-from typing import Any
 
 import msgspec
 
@@ -12,7 +10,7 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Answered, ProbeNotMade, Silent
 from pointsman.control.instances import spread
 from pointsman.engines import Engine, ProbeRequest, Samples
-from pointsman.http.client import Exchange, HttpClient, NoResponse, Reply, fetch
+from pointsman.http.client import Exchange, HttpClient, NoResponse, Reply
 from pointsman.http.pool import local_cause
 from pointsman.parameters import read_key
 from pointsman.reasons import Reason
@@ -22,24 +20,21 @@ from pointsman.runtimes.interface import BackgroundTasks, Clock, LoadTable, Tell
 
 TASK = "scrapes"
 SCRAPE_TIMEOUT = 4.0
-"""Times the scrape interval."""
+"""Timeout of a scrape, as a multiple of the scrape interval."""
 TICK = 0.2
-"""Share of the scrape interval. Scrapes are made at multiples of it: to wake up for each costs more than a scrape."""
+"""Share of the scrape interval. Scrapes are made at multiples of it, to wake up once for several."""
 BUSY_SCRAPES = 4
-"""Scrapes of an instance that is idle by now, until it is scraped less often."""
+"""Number of scrapes of an idle instance before it is scraped less often."""
 IDLE_SCRAPE_S = 4.0
 """The longest interval of scrapes of an idle instance, if there are few."""
 IDLE_SCRAPES_PER_S = 25.0
-"""Of all idle instances together: their scrapes become rarer as there are more of them."""
+"""Maximum scrapes of all idle instances together: the more there are, the less often each is scraped."""
 AT_ONCE = 16
-"""Exchanges that are begun at once; then, others get a turn."""
+"""Exchanges that are begun at once before other work gets a turn."""
 TURN_S = 0.005
 BUFFERED_BYTES = 4 * 1024 * 1024
 LATELY_S = 60.0
 """A probe that could not be made is a problem for this long, unless a later one is made."""
-CONFIGURE_TIMEOUT_S = 30.0
-CONFIGURE_PATH = "/configure"
-SECRET_HEADER = "x-pointsman-secret"
 
 
 class ScrapeTurn(msgspec.Struct):
@@ -48,11 +43,11 @@ class ScrapeTurn(msgspec.Struct):
     quiet: int = 0
     """Scrapes in a row that found it idle."""
     begun_at: float = 0.0
-    """The last one."""
+    """When the last scrape began."""
     gap_s: float = 0.0
-    """From the last one to the next."""
+    """Time from the last scrape to the next."""
     is_on: bool = False
-    """It has begun and not ended."""
+    """Whether a scrape has begun and not ended."""
 
 
 class ScrapeSchedule:
@@ -76,7 +71,7 @@ class ScrapeSchedule:
 
     @property
     def next_due(self) -> float | None:
-        """None if none is waited for."""
+        """When the next scrape is due; None if none is."""
         due: float | None = self._due.first_key()
         return due
 
@@ -91,7 +86,7 @@ class ScrapeSchedule:
         return taken
 
     def ended(self, instance_id: str, now: float, *, is_idle: bool) -> float:
-        """A scrape has ended. The interval until the next."""
+        """End a scrape. Returns the interval until the next."""
         turn = self._turns.get(instance_id)
         if turn is None:
             return self._interval_s
@@ -106,7 +101,7 @@ class ScrapeSchedule:
         return due_s
 
     def stir(self, instance_id: str, now: float) -> None:
-        """An instance was sent a request: it is scraped as soon as a busy one would be."""
+        """Scrape an instance that was sent a request as soon as a busy one would be."""
         turn = self._turns.get(instance_id)
         if turn is not None:
             turn.quiet = 0
@@ -121,7 +116,7 @@ class Exchanges:
         self._clock = clock
         self._tasks = tasks
         self._left = AT_ONCE
-        """That may begin in this turn."""
+        """Exchanges that may still begin in this turn."""
         self._waiting: deque[Question] = deque()
         self._timer: Timer | None = None
 
@@ -172,7 +167,7 @@ class Question:
             )
         except NoResponse as error:
             self._done(error)
-        except Exception as error:  # each question has one reply
+        except Exception as error:  # each exchange has one reply
             self._done(NoResponse(f"{type(error).__name__}: {error}", local=local_cause(error) or "plane"))
 
     def cancel(self) -> None:
@@ -182,18 +177,18 @@ class Question:
 
 
 class Followed:
-    """An instance in service: its connection for probes and scrapes, and what came of its scrapes."""
+    """An instance in service: its connection for probes and scrapes, and the state of its scrapes."""
 
     def __init__(self, deployment: str, client: HttpClient, engine: Engine) -> None:
         self.deployment, self.client, self.engine = deployment, client, engine
         self.requests = 0
-        """That were sent to it before its last scrape."""
+        """Requests that were sent to it before its last scrape."""
         self.failures = 0
-        """Of scrapes, in a row."""
+        """Failed scrapes in a row."""
         self.why = ""
-        """Of the last failure."""
+        """Why the last scrape failed."""
         self.question: Question | None = None
-        """The scrape that is on."""
+        """The current scrape."""
 
     def read(self, reply: Reply) -> tuple[Metrics, Samples] | None:
         """The metrics in a reply; None if there are none, which is counted."""
@@ -221,7 +216,7 @@ class Followed:
 
 
 class Scrapes:
-    """The metrics of instances in service, over a connection for each that probes use, too."""
+    """The metrics of instances in service, each over a connection that probes use too."""
 
     def __init__(self, load: LoadTable, clock: Clock, tasks: BackgroundTasks, exchanges: Exchanges, interval_s: float):
         self._load = load
@@ -291,7 +286,7 @@ class Scrapes:
         self._exchanges.begin(followed.question)
 
     def _scraped(self, instance_id: str, followed: Followed, metrics: Metrics | None) -> None:
-        """A scrape has ended. The next comes later if the instance is idle."""
+        """End a scrape. The next comes later if the instance is idle."""
         seen = self._load.activity(followed.deployment, instance_id)
         is_idle = seen is None or (seen.requests == followed.requests and not seen.in_flight)
         is_idle &= metrics is None or not (metrics.running_requests_size or metrics.waiting_queue_size)
@@ -306,8 +301,8 @@ class Scrapes:
 class HttpProbes:
     """`Probes` of the interface, for instances that are HTTP servers.
 
-    Metrics that cannot be read are not reported: they grow old, and the count of requests in flight stands for the load
-    of the instance, which is therefore never taken for idle.
+    Metrics that cannot be read are not reported: they age, and the count of requests in flight stands for the load of
+    the instance, which is therefore never taken for idle.
     """
 
     def __init__(
@@ -321,10 +316,15 @@ class HttpProbes:
         self._probes: dict[str, Question] = {}
         self._unmade: dict[str, tuple[NoResponse, float]] = {}
         """Why the last probe of an instance could not be made, and when that was."""
+        self.is_out_of_reach: Callable[[str], bool] = lambda _: False
+        """Whether an answer of an instance counts for nothing now, because its worker is cut off."""
+        self._held: dict[str, Answered] = {}
+        """Answers that counted for nothing when they came."""
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
     ) -> None:
+        self._held.pop(instance_id, None)
         earlier = self._probes.pop(instance_id, None)
         if earlier is not None:
             earlier.cancel()
@@ -348,11 +348,22 @@ class HttpProbes:
             return
         self._unmade.pop(instance_id, None)
         failure = _failure(question, reply, is_work=readiness)
-        self._tell(Silent(instance_id, failure) if failure else Answered(instance_id, readiness))
+        if failure:
+            self._tell(Silent(instance_id, failure))
+        elif self.is_out_of_reach(instance_id):
+            self._held[instance_id] = Answered(instance_id, readiness)
+        else:
+            self._tell(Answered(instance_id, readiness))
+
+    def back_in_reach(self) -> None:
+        """A worker answers again: what its instances have answered counts."""
+        for instance_id in [one for one in self._held if not self.is_out_of_reach(one)]:
+            self._tell(self._held.pop(instance_id))
 
     def forget(self, instance_id: str) -> None:
-        """The process of an instance has ended: its probe is not answered."""
+        """Forget the probe of an instance whose process has ended."""
         self._unmade.pop(instance_id, None)
+        self._held.pop(instance_id, None)
         asked = self._probes.pop(instance_id, None)
         if asked is not None:
             asked.cancel()
@@ -399,90 +410,3 @@ def _failure(question: ProbeRequest, reply: Reply, *, is_work: bool) -> str:
     if isinstance(reply, NoResponse):
         return str(reply)
     return question.failure(reply.status, reply.body, is_work=is_work)
-
-
-class ConfiguredReplica(msgspec.Struct):
-    """A replica, and the user config that it has."""
-
-    deployment: str
-    config: bytes | None
-    """JSON; None if unknown, because an earlier plane configured it."""
-    address: Address | None = None
-    """None if it is not in service."""
-    problem: str = ""
-
-
-class UserConfigs:
-    """The user configs in force. Replicas are started with theirs, and those in service hear of every change."""
-
-    def __init__(self, secret: Callable[[], str]) -> None:
-        self._secret = secret
-        self._configs: dict[str, bytes] = {}
-        """By deployment, as JSON."""
-        self._replicas: dict[str, ConfiguredReplica] = {}
-        self._sending: dict[str, asyncio.Task[None]] = {}
-
-    def configure(self, configs: Mapping[str, Any]) -> None:
-        """Put other configs in force, by deployment."""
-        self._configs = {name: msgspec.json.encode(config) for name, config in configs.items()}
-        self.retry()
-
-    def launched(self, instance_id: str, deployment: str) -> bytes:
-        """The config that a replica is started with, as JSON."""
-        config = self._wanted(deployment)
-        self._replicas[instance_id] = ConfiguredReplica(deployment, config)
-        return config
-
-    def admitted(self, instance_id: str, deployment: str, address: Address) -> None:
-        replica = self._replicas.setdefault(instance_id, ConfiguredReplica(deployment, None))
-        replica.address = address
-        self._update(instance_id, replica)
-
-    def forget(self, instance_id: str) -> None:
-        self._replicas.pop(instance_id, None)
-        task = self._sending.pop(instance_id, None)
-        if task is not None:
-            task.cancel()
-
-    def retry(self) -> None:
-        """Send configs to replicas that do not have theirs."""
-        for instance_id, replica in self._replicas.items():
-            self._update(instance_id, replica)
-
-    def problems(self) -> list[str]:
-        return [replica.problem for replica in self._replicas.values() if replica.problem]
-
-    def close(self) -> None:
-        for task in self._sending.values():
-            task.cancel()
-        self._sending.clear()
-
-    def _wanted(self, deployment: str) -> bytes:
-        return self._configs.get(deployment, b"null")
-
-    def _update(self, instance_id: str, replica: ConfiguredReplica) -> None:
-        wanted = self._wanted(replica.deployment)
-        is_known = wanted == replica.config or (replica.config is None and wanted == b"null")
-        if replica.address is None or is_known or instance_id in self._sending:
-            return
-        work = self._send(instance_id, replica, replica.address, wanted)
-        self._sending[instance_id] = asyncio.get_running_loop().create_task(work)
-
-    async def _send(self, instance_id: str, replica: ConfiguredReplica, address: Address, config: bytes) -> None:
-        headers = f"{SECRET_HEADER}: {self._secret()}\r\n"
-        try:
-            answer = await fetch(
-                address, "POST", CONFIGURE_PATH, config, timeout_s=CONFIGURE_TIMEOUT_S, headers=headers
-            )
-        except NoResponse as error:  # sent again by the next `retry`
-            replica.problem = f"{instance_id} could not be told its user config: {error}"
-        else:
-            replica.config = config
-            text = " ".join(answer.body[:300].decode("utf-8", "replace").split())
-            refused = f"{instance_id} refused its user config ({answer.status}): {text}"
-            replica.problem = "" if answer.status < 300 else refused
-        finally:
-            if self._sending.get(instance_id) is asyncio.current_task():  # else it was forgotten meanwhile
-                del self._sending[instance_id]
-        if replica.config == config:  # another may be in force by now
-            self._update(instance_id, replica)

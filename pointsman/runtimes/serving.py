@@ -1,6 +1,6 @@
-"""What a plane needs of traffic, whatever carries it: dispatchers in this process, or in gateways elsewhere too.
+"""What a plane needs from its traffic, whatever carries it: dispatchers in this process, or in gateways elsewhere too.
 
-Enters: plans, instances and metrics. Leaves: what requests say about instances, and how many there are. The one rule:
+Enters: plans, instances and metrics. Leaves: what requests show about instances, and how many there are. The one rule:
 an instance is idle only if no request is in flight on it, wherever it was sent from.
 """
 
@@ -38,9 +38,9 @@ class RequestCounts(NamedTuple):
     running: int = 0
     waiting: int = 0
     arrived: int = 0
-    """In all."""
+    """Requests that arrived in total."""
     kv_usage: float | None = None
-    """Mean share of the KV caches of its instances that is in use; None if unknown."""
+    """Mean share in use of the KV caches of its instances; None if unknown."""
 
 
 class Ending(NamedTuple):
@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "Ending":
-        """A request that was refused counts for deadlines only."""
+        """The ending of a request. One that was refused counts for deadlines only."""
         if record.ended_at is None or record.refusal is not None:
             return cls(met_slo=record.met_deadline)
         latency_s = record.ended_at - record.arrived_at
@@ -75,7 +75,7 @@ class Demand(Protocol):
     def counts(self, deployment: str) -> RequestCounts: ...
 
     def observe(self, deployment: str, ended: Callable[[Ending], None]) -> None:
-        """Call `ended` with each request of a deployment that ends from now on."""
+        """From now on, call `ended` with each request of a deployment that ends."""
         ...
 
     def expect(self, deployment: str, start_up_s: float | None) -> None:
@@ -107,11 +107,12 @@ class PlaneTraffic(Protocol):
         ...
 
     def told(self, event: ControllerEvent) -> bool:
-        """Something has happened to a process. True if that is one of the traffic's own, and not of an instance."""
+        """Handle an event of a process. Returns True if it is one of the traffic's own, and not of an instance."""
         ...
 
     def look(self, instance_ids: Iterable[str]) -> None:
-        """Called every second. Refuse what waits in vain. `instance_ids`: those that the plane knows, ready or not."""
+        """Refuse requests that wait in vain; called every second. `instance_ids`: those that the plane knows, ready or
+        not."""
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:
@@ -123,16 +124,16 @@ class PlaneTraffic(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """What policies and plugins do not do as configured."""
+        """Problems of policies and plugins."""
         ...
 
 
 class TrafficLoad:
-    """`LoadTable` of the interface: what dispatchers know of the load of instances."""
+    """`LoadTable` of the interface: what dispatchers know about the load of instances."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self.measured = traffic.measured
+        self.measured, self.surveyed = traffic.measured, traffic.surveyed
 
     def activity(self, deployment: str, instance_id: str) -> Activity | None:
         lane = self._lane_of(deployment, instance_id)
@@ -149,7 +150,7 @@ class TrafficLoad:
             lane.tell(Rested(instance_id, until))
 
     def _lane_of(self, deployment: str, instance_id: str) -> Lane | None:
-        """None if the instance is not in service."""
+        """The lane of an instance; None if it is not in service."""
         try:
             lane = self._traffic._lane(deployment)
         except UnknownName:
@@ -158,7 +159,7 @@ class TrafficLoad:
 
 
 class LocalTraffic:
-    """`PlaneTraffic`, and `Demand`: the lanes of this process are all there are."""
+    """`PlaneTraffic` and `Demand` if all lanes are in this process."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.lanes = traffic

@@ -1,4 +1,4 @@
-"""What a plane keeps where a later one finds it: documents, replica targets, and the usage of tenants."""
+"""What a plane stores for a later one: documents, replica targets, and the usage of tenants."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -27,11 +27,23 @@ class StoredManifest(msgspec.Struct, frozen=True):
         return self.generation if self.restores is None else self.restores
 
 
+class SourceStore(Protocol):
+    """The code that documents had when they came into force."""
+
+    def save(self, document: ManifestText, packed: str) -> None:
+        """Keep it, as `pack_sources` writes it, as long as the document is kept."""
+        ...
+
+    def of(self, document: ManifestText) -> str | None:
+        """As it was saved; None if it was not."""
+        ...
+
+
 class DocumentStore(Protocol):
-    """The documents in force, where a later plane finds them."""
+    """The documents in force, stored for a later plane."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Everything that is saved within is stored at its end; or nothing is, and it raises `NotStored`."""
+        """A block whose changes are stored together at its end; or none is, and it raises `NotStored`."""
         ...
 
     def manifest(self) -> tuple[int, ManifestText] | None:
@@ -43,7 +55,7 @@ class DocumentStore(Protocol):
         ...
 
     def manifests(self) -> list[StoredManifest]:
-        """Those that are kept, newest first: the first one is in force."""
+        """The stored manifests, newest first; the first one is in force."""
         ...
 
     def applications(self) -> dict[str, ManifestText]:
@@ -59,18 +71,23 @@ class DocumentStore(Protocol):
         ...
 
     def roll_back_application(self, name: str) -> None:
-        """Drop the version in force: the one before takes its place."""
+        """Drop the version in force; the previous one replaces it."""
         ...
 
     def delete_application(self, name: str) -> None:
         """Drop an application with all its versions."""
         ...
 
+    @property
+    def kept(self) -> SourceStore:
+        """The code of documents."""
+        ...
+
 
 class TargetStore(Protocol):
     """The replica targets of scaled deployments, and the record of their changes, as JSON.
 
-    They are in force already, so no method raises: what cannot be stored now is stored later.
+    They are already in force, so no method raises: what cannot be stored now is stored later.
     """
 
     def scaling(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The clock of an event loop, and the background work on it: what fails is started again, and `status` names it.
+"""The clock of an event loop, and the background work on it: failed work is started again, and `status` names it.
 
 Enters: work that must live as long as the plane. Leaves: problems for `status`, and counts of failures for metrics. The
 one rule: no exception, no cancellation and no early return ends such work for good.
@@ -40,7 +40,7 @@ class TaskFailures:
     def __init__(self) -> None:
         self.count = 0
         self.why = ""
-        """Of the last one."""
+        """Why the last one failed."""
         self.at = 0.0
         self.retry_at: float | None = None
         """When it is tried again; None if it goes on by itself."""
@@ -97,7 +97,7 @@ class KeptTask:
 
 
 class RepeatedCall:
-    """A call that is made over and over."""
+    """A call that is made at intervals."""
 
     def __init__(self, tasks: "Tasks", name: str, interval_s: float, call: Callable[[], None]) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class RepeatedCall:
         self._timer.cancel()
 
     def _due(self) -> None:
-        # First: whatever the call raises, there is a next one.
+        # Schedule the next call first, whatever this one raises.
         self._timer = self._tasks.loop.call_later(self._interval_s, self._due)
         self._tasks.attempt(self.name, self.call, retry_s=self._interval_s)
 
@@ -146,7 +146,7 @@ class Tasks:
         failures.count += 1
         failures.why, failures.at = f"{type(error).__name__}: {error}", now
         failures.retry_at = None if retry_s is None else now + retry_s
-        if failures.count & (failures.count - 1) == 0:  # the first, second, fourth, eighth: a log has room for these
+        if failures.count & (failures.count - 1) == 0:  # log only the first, second, fourth, eighth... failure
             told = {"message": f'pointsman: background task "{name}" failed', "exception": error}
             self.loop.call_exception_handler(told)
 

@@ -11,7 +11,8 @@ from pointsman.config.plan import DeploymentPlan
 from pointsman.control.status import Unavailable
 from pointsman.errors import UnknownName
 from pointsman.reasons import Reason
-from pointsman.routing.dispatcher import Dispatcher
+from pointsman.routing.canary import Watcher
+from pointsman.routing.dispatcher import Dispatcher, watch
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.estimates import speed_and_cost
 from pointsman.routing.events import (
@@ -30,22 +31,24 @@ from pointsman.routing.events import (
     Revoke,
     Scraped,
     Send,
+    Surveyed,
     TimerFired,
     WakeAt,
     Watch,
 )
 from pointsman.routing.outliers import FAILED, Doubt, Outlier, Outliers
 from pointsman.routing.producers import ApproxPrefixCacheProducer
-from pointsman.routing.producers.prefix import MAX_INDEX_BYTES
+from pointsman.routing.producers.prefix_index import MAX_INDEX_BYTES
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.routing.user_code import CodeWatch, Containment
 from pointsman.runtimes.interface import Clock, Timer
+from pointsman.runtimes.shadowing import shadow_problems, watcher_of
 from pointsman.types import ExecutionInstance
 
 RETRY_S = 1.0
-"""After the timer of a lane has raised."""
+"""Pause after the timer of a lane has raised."""
 FAILURES_IN_A_ROW = 3
-"""Requests that fail in a row on an instance, until its controller hears of it."""
+"""Number of requests that fail in a row on an instance before its controller is told."""
 
 
 class Carrier(Protocol):
@@ -65,11 +68,11 @@ class TrafficHooks:
         self.failing: Callable[[str, str], None] | None = None
         """(instance, why): requests fail in a row on an instance."""
         self.standing_out: Callable[[Outlier], None] | None = None
-        """An instance has more errors than its peers."""
+        """(outlier): an instance has more errors than its peers."""
         self.gone: Callable[[str], None] | None = None
-        """(instance): an instance has left, and its requests were sent elsewhere or put back."""
+        """(instance): the instance has left, and its requests were sent elsewhere or put back."""
         self.closed: Callable[[Lane], None] | None = None
-        """The last instance of a deployment that is gone has gone too: the lane is dropped."""
+        """(lane): the last instance of a removed deployment has gone, and the lane is dropped."""
         self.wanted: Callable[[str], None] | None = None
         """(deployment): a request waits, and no instance takes any."""
         self.stirred: Callable[[str], None] | None = None
@@ -98,6 +101,7 @@ class Lane:
         "outliers",
         "plan",
         "start_up_s",
+        "watcher",
     )
 
     def __init__(
@@ -109,9 +113,11 @@ class Lane:
         self.start_up_s: float | None = None
         """How long an instance takes to start; None if unknown."""
         self.containment: Containment | None = None
-        """Of its user code; None if nothing times it."""
+        """The containment of its user code; None if nothing times it."""
+        self.watcher: Watcher | None = None
+        """The watcher with its candidates; None if it has none."""
         self.closed = False
-        """Its deployment is gone: nothing new comes, what waits and what runs may end."""
+        """Whether its deployment is gone: nothing new comes, and requests that wait or run may end."""
         self._carrier = carrier
         self._clock = clock
         self._now = clock.now
@@ -167,7 +173,7 @@ class Lane:
             self._timer.cancel()
             self._timer = None
 
-    # What the gateway saw of instances
+    # Observations of the gateway
 
     def worked(self, instance_id: str) -> None:
         self._good[instance_id] += 1
@@ -193,7 +199,7 @@ class Lane:
             self.look_for_idle()
 
     def pause(self, instance_id: str, asked_s: float | None, why: str) -> None:
-        """Send an instance no requests for as long as it asks for; None: it does not say how long."""
+        """Send an instance no requests for as long as it asks; None: it does not say how long."""
         fleet, now = self.dispatcher.fleet, self._now()
         if instance_id in fleet:
             is_until = fleet.pauses.get(instance_id, now)
@@ -208,13 +214,13 @@ class Lane:
     def look_for_idle(self) -> None:
         """Make the calls that wait for instances that are idle by now."""
         if self.closed and len(self.dispatcher):
-            return  # what waits must be served first
+            return  # waiting requests must be served first
         for instance_id in [one for one in self._idle_calls if not in_flight(self.dispatcher, one)]:
             self._clock.call_soon(self._idle_calls.pop(instance_id))
 
 
 def contain(lane: Lane, watch: CodeWatch | None) -> None:
-    """Time the code of users in the scheduling of a lane."""
+    """Time users' code in the scheduling of a lane."""
     if watch is not None:
         lane.containment = Containment(watch, lane.plan.time_limit_s)
         lane.containment.contain(lane.plan.scheduling_code)
@@ -227,7 +233,7 @@ def unavailability(lane: Lane) -> Unavailable | None:
 
 
 def refuse_stranded(lane: Lane) -> None:
-    """Refuse what waits, if no instance takes requests and it is of no use to wait for one."""
+    """Refuse waiting requests if no instance takes requests and waiting for one is of no use."""
     dispatcher = lane.dispatcher
     if lane.closed or len(dispatcher) == dispatcher.running or takes_requests(dispatcher):
         return
@@ -237,7 +243,7 @@ def refuse_stranded(lane: Lane) -> None:
 
 
 def settle(lane: Lane, doubts: Sequence[Doubt], *, contradicted: bool) -> None:
-    """What became of a request that was answered with errors: served by another instance, or by none."""
+    """Settle the errors of a request: another instance has served it, or none has."""
     if contradicted:
         lane.outliers.contradicted(doubts, lane._now())
         _report_outliers(lane, doubts)
@@ -255,12 +261,12 @@ def _report_outliers(lane: Lane, doubts: Iterable[Doubt]) -> None:
 
 
 def takes_requests(dispatcher: Dispatcher) -> bool:
-    """Whether an instance takes requests, also if all are full or paused."""
+    """Whether an instance takes requests, even if all are full or paused."""
     return any(endpoint.instance.can_accept_request for endpoint in dispatcher.fleet.roster)
 
 
 def accepting(dispatcher: Dispatcher) -> list[str]:
-    """The instances that take requests, also if they are full or paused."""
+    """The instances that take requests, even if they are full or paused."""
     return [str(endpoint) for endpoint in dispatcher.fleet.roster if endpoint.instance.can_accept_request]
 
 
@@ -272,7 +278,7 @@ def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
 
 def prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
     """The plugins of a lane that know what instances have in their prefix caches."""
-    # Not those of its plan: an equal plan that is applied later builds plugins that nothing runs.
+    # Not those of its plan: applying an equal plan builds plugins that nothing runs.
     return [plugin for plugin in lane.dispatcher.plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
 
 
@@ -283,7 +289,7 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
 
 
 def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
-    """What policies and plugins of lanes do not do as configured."""
+    """Problems of the policies and plugins of lanes."""
     each = [(lane.name, producer) for lane in lanes for producer in prefix_producers(lane)]
     short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
     merged = [Reason("many-block-sizes", {"deployment": name}) for name, one in each if one.sizes_merged]
@@ -295,7 +301,7 @@ def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
         for name, one in useless
         if one.count
     ]
-    return [str(reason) for reason in (*short, *merged, *misbehaving, *wrong)]
+    return [str(reason) for reason in (*short, *merged, *misbehaving, *wrong, *shadow_problems(lanes))]
 
 
 def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:
@@ -332,19 +338,19 @@ class Traffic:
         settings: DispatcherSettings = DEFAULT_SETTINGS,
         watch: CodeWatch | None = None,
     ) -> None:
-        """`watch` times the scheduling code of users; None, as on virtual time: nothing does."""
+        """`watch` times users' scheduling code; None, as on virtual time: nothing does."""
         self._watch = watch
         self.hooks = TrafficHooks()
         self.by_model: dict[str, Lane] = {}
-        """By the names that clients use."""
+        """Lanes by the names that clients use."""
         self.lanes: dict[str, Lane] = {}
-        """By deployment."""
+        """Lanes by deployment."""
         self._closing: dict[str, Lane] = {}
         """Lanes of deployments that are gone, until their last instance is."""
         self._clock = clock
         self._carrier = carrier
         self.settings = settings
-        """For lanes that are opened from now on."""
+        """Settings for lanes that are opened from now on."""
         self.prefix_index_bytes = MAX_INDEX_BYTES
         """Memory for the prefix indexes of all lanes together."""
 
@@ -365,13 +371,17 @@ class Traffic:
                 dispatcher = Dispatcher(plan.dispatch_plan(), self.settings)
                 lane = self.lanes[name] = Lane(plan, dispatcher, self._carrier, self._clock, self.hooks)
                 contain(lane, self._watch)
+                _shadow(lane, self._clock, self._watch)
             else:
+                shadows = lane.plan.shadow_recipe
                 changed = lane.plan.scheduling_recipe != plan.scheduling_recipe
                 changed |= lane.plan.first_wait_s != plan.first_wait_s
                 lane.plan = plan
                 if changed:
                     contain(lane, self._watch)
                     lane.carry_out(lane.dispatcher.reconfigure(plan.dispatch_plan(), self._clock.now()))
+                if changed or shadows != plan.shadow_recipe:
+                    _shadow(lane, self._clock, self._watch)
         self.by_model = {
             model: lane for lane in self.lanes.values() if not lane.plan.internal for model in lane.plan.names
         }
@@ -382,7 +392,7 @@ class Traffic:
             index.memory.limit(self.prefix_index_bytes // len(indexes))
 
     def _end_if_empty(self, name: str) -> None:
-        """Drop the lane of a deployment that is gone with its last instance, and refuse what still waits."""
+        """Drop the lane of a removed deployment with its last instance, and refuse requests that still wait."""
         lane = self._closing.get(name)
         if lane is not None and not len(lane.dispatcher.fleet):
             del self._closing[name]
@@ -395,7 +405,7 @@ class Traffic:
                 self.hooks.closed(lane)
 
     def all_lanes(self) -> list[Lane]:
-        """Also those of deployments that are gone, while something of them is left."""
+        """All lanes, including those of removed deployments that still have instances or requests."""
         return [*self.lanes.values(), *self._closing.values()]
 
     # Instances
@@ -406,9 +416,8 @@ class Traffic:
         lane.tell(Joined(instance))
 
     def update(self, deployment: str, instance: ExecutionInstance) -> None:
-        """Something about an instance has changed.
-
-        Ignored if its deployment is gone: then it takes what still waits, also while it drains.
+        """Something about an instance has changed. Ignored if its deployment is gone: then the instance takes what
+        still waits, even while it drains.
         """
         lane = self._lane(deployment)
         fleet, name = lane.dispatcher.fleet, instance.instance_id
@@ -430,12 +439,18 @@ class Traffic:
         self._end_if_empty(deployment)
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object = None) -> None:
-        """An engine reported its metrics. Extractors read what else is in `source`, where they came from."""
+        """An engine reported its metrics. Extractors read more from `source`, where they came from."""
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Measured(instance_id, metrics))
             if lane.dispatcher.extractors and source is not None:
                 lane.tell(Scraped(instance_id, source))
+
+    def surveyed(self, deployment: str, readings: Iterable[tuple[str, Metrics]]) -> None:
+        """Several engines of a deployment reported their metrics at the same moment."""
+        lane = self._lane(deployment)
+        fleet = lane.dispatcher.fleet
+        lane.tell(Surveyed([one for one in readings if one[0] in fleet]))
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
         self._lane(deployment).when_idle(instance_id, call)
@@ -466,3 +481,10 @@ def only_lane(traffic: Traffic) -> Lane | None:
     """The lane of the only deployment that clients may name; None if there are several, or none."""
     known = [lane for lane in traffic.lanes.values() if not lane.plan.internal]
     return known[0] if len(known) == 1 else None
+
+
+def _shadow(lane: Lane, clock: Clock, code_watch: CodeWatch | None) -> None:
+    """Let the candidates of a plan watch its lane, replacing earlier ones."""
+    before, lane.watcher = lane.watcher, watcher_of(lane.plan, clock, code_watch)
+    if lane.watcher is not before:
+        watch(lane.dispatcher, lane.watcher)

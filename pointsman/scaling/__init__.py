@@ -1,6 +1,6 @@
 """Scaling: how many replicas a deployment should have, decided by a policy that users can replace.
 
-Enters: a view of a deployment (or of all deployments of an application), made of measurements. Leaves: a target, and
+Enters: a view of a deployment (or of all deployments of an application), made from measurements. Leaves: a target, and
 the record of why. The one rule: a policy only says what it wants; the guard around it keeps every target within bounds,
 delays and steps, even if the policy raises or returns nonsense.
 """
@@ -47,7 +47,7 @@ SCALING_POLICIES: dict[str, type] = {
     "max-of": MaxOf,
     "min-of": MinOf,
 }
-"""By their names in configuration."""
+"""Built-in policies by their names in configuration."""
 
 __all__ = [
     "DeploymentView", "ApplicationView", "Window", "Rate",

@@ -1,4 +1,4 @@
-"""All scaled deployments and their policies: which policy is due, what it sees, and what becomes of its answer.
+"""All scaled deployments and their policies: which policy is due, what it sees, and how its answer is applied.
 
 Enters: the configuration, observations, and the answers of policies, each with the time. Leaves: calls for a runtime to
 run, targets, and records. The one rule: a policy never runs here; a runtime runs its call, with a time limit.
@@ -31,33 +31,33 @@ class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas a deployment has, as configured."""
 
     replicas: int = 1
-    """If it is not scaled."""
+    """The number of replicas if it is not scaled."""
     plan: ScalingPlan | None = None
     """None if it is not scaled."""
     follows: str = ""
-    """It has as many replicas as this deployment: the first shard of its node."""
+    """The deployment whose number of replicas it copies: the first shard of its node."""
     external: bool = False
-    """It has no engine, only servers that others start."""
+    """Whether it has no engine, only servers that others start."""
 
 
 class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy, and the deployments that it decides about."""
 
     name: str
-    """Of its deployment, or of its application."""
+    """The name of its deployment or application."""
     plan: ScalingPlan
     nodes: Mapping[str, str]
-    """Deployments, and what the policy calls them."""
+    """Deployments, and the policy's names for them."""
     of_application: bool = False
 
     @property
     def key(self) -> str:
-        """Unique: an application and a deployment may have the same name."""
+        """A unique key, because an application and a deployment may have the same name."""
         return f"application {self.name}" if self.of_application else self.name
 
 
 class ScalingSetup(msgspec.Struct, frozen=True):
-    """What is configured: all deployments, scaled or not, and all policies."""
+    """The configuration: all deployments, scaled or not, and all policies."""
 
     deployments: Mapping[str, DeploymentScaling] = {}
     policies: tuple[PolicyPlan, ...] = ()
@@ -69,7 +69,7 @@ class ActivePolicy:
     def __init__(self, plan: PolicyPlan, state: MutableMapping[str, Any]) -> None:
         self.plan = plan
         self.state = state
-        """Of an application's policy. That of a deployment's policy is kept by the guard."""
+        """State of an application's policy. The guard keeps that of a deployment's policy."""
         self.due_at: float | None = None
         """None if it is due at once."""
         self.running = False
@@ -77,15 +77,15 @@ class ActivePolicy:
     def is_due(self, now: float) -> bool:
         if self.running:
             return False
-        # A clock that was set back must not delay it by more than its interval.
+        # A clock that was set back must not delay the call by more than its interval.
         return self.due_at is None or not 0 < self.due_at - now <= self.plan.plan.limits.interval_s
 
     def begin(self) -> None:
-        """It is being called; until `end` it is not due."""
+        """Begin a call; until `end` the policy is not due."""
         self.running, self.due_at = True, 0.0
 
     def end(self, now: float) -> None:
-        """Due again after its interval, or at once if it was woken meanwhile."""
+        """End a call: the policy is due again after its interval, or at once if it was woken meanwhile."""
         self.running = False
         if self.due_at is not None:
             self.due_at = now + self.plan.plan.limits.interval_s
@@ -96,19 +96,19 @@ class Invocation(msgspec.Struct, frozen=True, eq=False):
 
     policy: ActivePolicy
     views: Mapping[str, DeploymentView]
-    """By deployment."""
+    """Views by deployment."""
     call: Callable[[], object]
     time_limit_s: float
     state: MutableMapping[str, Any]
-    """Of an application's policy, as the call may have changed it."""
+    """State of an application's policy, which the call may change."""
 
 
 class ScalingChange(msgspec.Struct, frozen=True):
-    """What came of an answer or an order."""
+    """The effect of a policy's answer or an operator's order."""
 
     records: tuple[ScalingRecord, ...] = ()
     retarget: bool = False
-    """A target has changed."""
+    """Whether a target has changed."""
 
 
 class Autoscaler:
@@ -129,8 +129,8 @@ class Autoscaler:
         """Apply a configuration. Targets, and the state of policies that have not changed, stay.
 
         `saved`: what `state` returned before a restart. `records`: the saved records of a deployment. `running`:
-        instances that run now, by deployment: where a target begins. Returns the deployments that are not scaled any
-        more.
+        instances that run now, by deployment, at which new targets begin. Returns the deployments that are no longer
+        scaled.
         """
         begin = _beginning(setup.deployments, self._setup, saved, running or {})
         self._setup = setup
@@ -143,7 +143,7 @@ class Autoscaler:
             if name not in self.deployments:
                 known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
                 if name in begin:
-                    known = SavedDeployment()  # of an earlier time, if there is any
+                    known = SavedDeployment()  # from an earlier time, if there is any
                 made = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)), begin.get(name))
                 self.deployments[name] = made
             one = self.deployments[name]
@@ -158,8 +158,8 @@ class Autoscaler:
         saved: Mapping[str, str] | None = None,
         running: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: that in force. With
-        `saved` and `running`, also of those that `configure` would begin to scale."""
+        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: the setup in force.
+        With `saved` and `running`, includes deployments that `configure` would begin to scale."""
         deployments = (setup or self._setup).deployments
         begin = _beginning(deployments, self._setup, saved or {}, running or {})
         found = {}
@@ -177,7 +177,7 @@ class Autoscaler:
     # Policies
 
     def wake(self, deployment: str) -> None:
-        """A request waits and no instance takes it: the policy is due now."""
+        """Make the policy due now, because a request waits and no instance takes it."""
         for policy in self.policies.values():
             if any(deployment in one.members for one in self.members(policy)):
                 policy.due_at = None
@@ -196,7 +196,7 @@ class Autoscaler:
     def invoke(
         self, policy: ActivePolicy, loads: Mapping[str, Load], replicas: Mapping[str, ReplicaCounts], now: float
     ) -> Invocation | None:
-        """Take in what is observed of its deployments, and prepare a call. None if it has no deployment."""
+        """Take in the observations of its deployments, and prepare a call. Returns None if it has no deployment."""
         members = self.members(policy)
         for one in members:
             one.observed.observe_replicas(replicas[one.name], now)
@@ -217,7 +217,7 @@ class Autoscaler:
         """Apply what a call returned or raised; `TooSlow` if it did not return in time."""
         policy, views = invocation.policy, invocation.views
         if self.policies.get(policy.plan.key) is not policy:
-            return ScalingChange()  # replaced while it ran
+            return ScalingChange()  # the policy was replaced while it ran
         answers = dict.fromkeys(views, answer)
         if policy.plan.of_application:
             if not isinstance(answer, TooSlow | StateTooLarge):
@@ -235,7 +235,7 @@ class Autoscaler:
     # Operators
 
     def find(self, name: str) -> ScaledDeployment:
-        """By the name of its deployment, or as APP/NODE. Raises if there is none, or if it is not scaled."""
+        """A scaled deployment by its name, or as APP/NODE. Raises if there is none, or if it is not scaled."""
         known = self._setup.deployments
         found = name if name in known else name.replace("/", ".", 1)
         if found not in known and f"{found}.0" in known:
@@ -253,7 +253,7 @@ class Autoscaler:
         return self.deployments[found]
 
     def override(self, name: str, replicas: int | None, for_s: float | None, by: str, now: float) -> ScalingChange:
-        """Set the target, whatever the policy says, for so long; None: follow the policy again."""
+        """Set the target, whatever the policy says, for `for_s`; with no number, follow the policy again."""
         one = self.find(name)
         limits, before, known = one.guard.limits, one.target, one.guard.override
         if replicas is None:
@@ -270,7 +270,7 @@ class Autoscaler:
         return ScalingChange(() if repeated else (ordered,), one.target != before)
 
     def state(self, deployments: Iterable[str] | None = None) -> dict[str, str]:
-        """What survives a restart: of these deployments; None: of all, and of the policies of applications."""
+        """The state that survives a restart, of these deployments; None: of all, and of applications' policies."""
         names = self.deployments if deployments is None else deployments
         saved = {name: msgspec.json.encode(self.deployments[name].saved()).decode() for name in names}
         for key, policy in self.policies.items() if deployments is None else ():
@@ -286,8 +286,8 @@ def _scaled(setup: ScalingSetup) -> dict[str, ScalingPlan]:
 def _beginning(
     wanted: Iterable[str], before: ScalingSetup, saved: Mapping[str, str], running: Mapping[str, int]
 ) -> dict[str, int]:
-    """The number that runs of each deployment whose scaling would begin now. Of those that were never configured, what
-    was saved goes on."""
+    """The number of running replicas of each deployment whose scaling would begin now. Deployments that were never
+    configured continue from the saved state."""
     return {
         name: running[name]
         for name in wanted
@@ -296,7 +296,7 @@ def _beginning(
 
 
 def _active(plan: PolicyPlan, known: ActivePolicy | None, saved: Mapping[str, str]) -> ActivePolicy:
-    """The policy as it runs already, if it is the same; else a new one, with its saved state."""
+    """The policy that runs already, if it is the same; else a new one, with its saved state."""
     if known is None or known.plan.plan.recipe != plan.plan.recipe:
         recipe, state = _decoded(saved.get(plan.key, ""), tuple[str, dict[str, Any]]) or ("", {})
         known = ActivePolicy(plan, state if plan.of_application and recipe == plan.plan.recipe else {})
@@ -305,7 +305,7 @@ def _active(plan: PolicyPlan, known: ActivePolicy | None, saved: Mapping[str, st
 
 
 def _decoded(text: str, kind: Any) -> Any:
-    """None if it was saved by another version."""
+    """The saved data; None if it was saved by another version."""
     with suppress(msgspec.MsgspecError):
         return msgspec.json.decode(text, type=kind)
     return None

@@ -16,7 +16,7 @@ def zone_of(name: str) -> tzinfo:
             return timezone(east if offset[1] == "+" else -east)
         if name == "UTC":
             return UTC
-        from zoneinfo import ZoneInfo  # here, as it takes memory that most schedules do not need
+        from zoneinfo import ZoneInfo  # imported here, as it takes memory that most schedules do not need
 
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):  # LookupError: the zone is unknown, or the system has no zone data
@@ -54,10 +54,10 @@ FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
     ("month", 1, 12, MONTHS),
     ("day of the week", 0, 7, WEEKDAYS),
 )
-"""Of each of the five fields: its name, lowest and highest value, and the names of its values."""
+"""Name, lowest and highest value of each of the five fields, and the names of its values."""
 MAX_DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 YEARS_BACK = 8
-"""29 February is at most this many years away."""
+"""How far back to search: 29 February is at most this many years away."""
 
 _PART = re.compile(r"(?:(?P<all>\*)|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
 
@@ -114,7 +114,7 @@ def _values(part: str, what: str, low: int, high: int, names: Sequence[str], tex
             first = _number(found["first"], what, low, high, names, text)
             last = _number(found["last"], what, low, high, names, text) if found["last"] else first
             if found["step"] and not found["last"]:
-                last = high  # 5/15 is from 5 on
+                last = high  # 5/15 starts at 5
         if names is WEEKDAYS:  # Sunday is both 0 and 7: once in *, and the last one in fri-sun
             last = 6 if found["all"] else 7 if last == 0 < first else last
         step = int(found["step"] or 1)

@@ -22,7 +22,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     arrived: int = 0
-    """Since the runtime began to count."""
+    """Requests that arrived since the runtime began to count."""
     kv_usage: float | None = None
     """Mean over replicas, 0 to 1; None if unknown. So is `gpu_usage`."""
     gpu_usage: float | None = None
@@ -39,15 +39,15 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Including those that wait for a restart or for a place."""
     unplaced: int = 0
     trouble: Reason | None = None
-    """Why an instance that should run does not; None if all run."""
+    """Why an instance that should run does not; None if all do."""
     is_final: bool = False
-    """That instance is not tried again."""
+    """Whether that instance is not tried again."""
     start_ups: Mapping[tuple[str, str], float] = {}
     """Seconds from launch to ready, by instance and process."""
 
 
 class Observations:
-    """What is known of one deployment: its replicas, its load, and measurements over time."""
+    """What is known about one deployment: its replicas, its load, and measurements over time."""
 
     def __init__(self, plan: ScalingPlan, saved: Mapping[str, Any], used_at: float) -> None:
         self.replicas = ReplicaCounts()
@@ -65,7 +65,7 @@ class Observations:
         return self.measurements.start_up_s
 
     def use_windows_of(self, plan: ScalingPlan) -> None:
-        """Another policy may look at other windows."""
+        """Measure the windows that a policy reads."""
         self.measurements = _measurements(plan, self.measurements.state())
 
     def observe_replicas(self, replicas: ReplicaCounts, now: float) -> None:
@@ -106,7 +106,7 @@ class SavedDeployment(msgspec.Struct, kw_only=True):
     """What survives a restart: plain data."""
 
     recipe: str = ""
-    """Of the policy: another policy does not get its state."""
+    """The recipe of the policy, because another policy must not get its state."""
     guard: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     changes: int = 0
@@ -128,7 +128,7 @@ class ScaledDeployment:
         running: int | None = None,
     ) -> None:
         """`deciding` has the policy: the same as `plan`, or that of the application. `running`: instances that run
-        already, where the target begins; None: as saved, else as the limits say."""
+        already, at which the target begins; None: as saved, else as the limits say."""
         self.name = name
         self.followers: tuple[str, ...] = ()
         """Deployments that always have as many replicas: the other shards of a node."""
@@ -136,7 +136,7 @@ class ScaledDeployment:
         state = saved.guard or None if running is None else {"target": within(running, plan.limits)[0]}
         self.guard = Guard(name, plan.limits, deciding.policy_name, state)
         self.began_with = running
-        """Until that is recorded."""
+        """The running replicas at which scaling began, until that is recorded."""
         self.observed = Observations(deciding, saved.measured, saved.used_at)
         self.records: deque[ScalingRecord] = deque(records, maxlen=MAX_RECORDS)
         self.changes, self.errors = saved.changes, saved.errors
@@ -145,11 +145,11 @@ class ScaledDeployment:
         self.reported_unplaced = 0
         """Instances without a place, as last recorded."""
         self.fits_never = False
-        """No worker could take one of them, even if it were empty."""
+        """Whether no worker could take one of them, even if it were empty."""
         self.refuses = False
-        """Its policy refuses replicas that it would need, as for want of budget."""
+        """Whether its policy refuses replicas that it would need, for example because the budget is spent."""
         self._gave_way = saved.gave_way
-        """It made room for another deployment, and stays at 0 until a request comes."""
+        """Whether it made room for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
         if saved.recipe != deciding.recipe:
             self.guard.policy_state = {}
@@ -195,7 +195,7 @@ class ScaledDeployment:
         )
 
     def decide(self, view: DeploymentView, answer: object) -> ScalingRecord | None:
-        """Apply the answer of the policy. None if there is nothing to report."""
+        """Apply the answer of the policy. Returns None if there is nothing to report."""
         parsed = parse_answer(answer, self.guard.limits.time_limit_s)
         if isinstance(answer, TooSlow | StateTooLarge):  # a call that still runs may write to the state it was given
             view = msgspec.structs.replace(view, state=self.guard.policy_state)
@@ -211,7 +211,7 @@ class ScaledDeployment:
         return self.keep(self.guard.decide(view, answer, cap))
 
     def report_trouble(self, now: float) -> ScalingRecord | None:
-        """A record if instances fail to run, or run again. None if that was reported before."""
+        """A record if instances fail to run, or run again; None if that was reported before."""
         replicas = self.observed.replicas
         if not self._reported_trouble.is_news("" if replicas.trouble is None else str(replicas.trouble), now):
             return None
@@ -251,7 +251,7 @@ class ScaledDeployment:
 
 
 def begin_records(deployments: Iterable[ScaledDeployment], now: float) -> list[ScalingRecord]:
-    """A record, once, of each whose scaling has begun with the instances that ran."""
+    """One record for each deployment whose scaling has begun with the instances that ran."""
     records = []
     for one in deployments:
         running, one.began_with = one.began_with, None
@@ -266,7 +266,7 @@ def _measurements(plan: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
     windows = windows_of([plan.policy])
     try:
         return Measurements(windows, saved=saved)
-    except (msgspec.MsgspecError, TypeError):  # saved by another version: measured anew in time
+    except (msgspec.MsgspecError, TypeError):  # saved by another version: it will be measured again
         return Measurements(windows)
 
 
@@ -274,7 +274,7 @@ def _measurements(plan: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
 
 
 def scaling_summary(one: ScaledDeployment) -> dict[str, Any]:
-    """For the status of its deployment."""
+    """Plain data for the status of its deployment."""
     last = next((record for record in reversed(one.records) if record.after != record.before), None)
     return {
         "policy": one.policy_name,
@@ -290,7 +290,7 @@ def scaling_summary(one: ScaledDeployment) -> dict[str, Any]:
 
 
 def scaling_status(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any]:
-    """For `pointsman explain deployment`, and for external scalers."""
+    """Plain data for `pointsman explain deployment`, and for external scalers."""
     override, replicas = one.guard.override, one.observed.replicas
     status = scaling_summary(one)
     status["reasons"]["trouble"] = None if replicas.trouble is None else replicas.trouble.as_dict()
@@ -341,7 +341,7 @@ def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[str]:
 
 
 def _request_s(view: DeploymentView) -> float | None:
-    """How long a request takes: the mean latency of late, else by Little's law over the longest window with arrivals.
+    """How long a request takes: the recent mean latency, else by Little's law over the longest window with arrivals.
     None if none came."""
     if view.latency_ms.mean:
         return view.latency_ms.mean / 1000

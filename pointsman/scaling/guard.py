@@ -1,7 +1,7 @@
 """The guard around every policy: targets stay within bounds, whatever the policy answers, and each change has a record.
 
 Enters: a view and the answer of the policy. Leaves: a record, if something changed. The one rule: an answer that makes
-no sense changes nothing; the last target holds, the problem is reported once, and the policy is called again.
+no sense changes nothing; the last target stays, the problem is reported once, and the policy is called again.
 """
 
 import math
@@ -20,7 +20,7 @@ from pointsman.scaling.records import ReportThrottle, ScalingRecord
 
 
 class Wanted(msgspec.Struct):
-    """A number of replicas, and until when it was wanted."""
+    """A number of replicas, and the time until which it was wanted."""
 
     replicas: int
     until: float
@@ -38,11 +38,11 @@ class Stabilization(msgspec.Struct):
     rising: list[Wanted] = []
 
     def add(self, now: float, wanted: int, before: int) -> None:
-        """A number is wanted from now on. `before` counts for the time before the first one."""
+        """Add the number that is wanted from now on. `before` counts for the time before the first one."""
         last = before if self.last is None else self.last
         for entries in (self.falling, self.rising):
             for entry in entries:
-                entry.until = min(entry.until, now)  # a clock that was set back must not keep an entry for ever
+                entry.until = min(entry.until, now)  # a clock that was set back must not keep an entry forever
             if entries:
                 entries[-1].until = now
             else:
@@ -65,7 +65,7 @@ class Stabilization(msgspec.Struct):
 
 
 def _first_after(then: float, entries: list[Wanted]) -> int:
-    """Drops what ended by then. The last entry holds now, and stays."""
+    """Drops entries that ended by then. The last entry is current, and stays."""
     while len(entries) > 1 and entries[0].until <= then:
         entries.pop(0)
     return entries[0].replicas
@@ -79,7 +79,7 @@ class Standing(msgspec.Struct, frozen=True):
     since_change_s: float | None
     """None if the target has never changed."""
     idle_s: float
-    """Since the last request; 0 if there is one now."""
+    """Time since the last request; 0 if there is one now."""
     busy: bool
 
 
@@ -95,7 +95,7 @@ def allowed(wanted: int, stabilization: Stabilization, limits: ScalingLimits, at
     """The target that is allowed now. `stabilization` includes what is wanted now."""
     goal, bounds = within(wanted, limits)
     if not limits.min_replicas <= at.target <= limits.max_replicas:
-        return within(at.target, limits)  # the limits were changed, and hold at once
+        return within(at.target, limits)  # the limits were changed, and apply at once
     after = _delayed(goal, stabilization, limits, at, bounds)
     after = _cooled_down(after, limits, at, bounds)
     after = _stepped(after, limits, at, bounds)
@@ -149,11 +149,11 @@ def _last_one(after: int, limits: ScalingLimits, at: Standing, bounds: list[Reas
 OURSELVES = "pointsman"
 """`by` of a record where neither the policy nor an operator decided."""
 MAX_CUSTOM_METRICS = 10
-"""In one record."""
+"""Maximum number of custom metrics in one record."""
 
 
 class Override(msgspec.Struct, frozen=True):
-    """A target that an operator set: the policy is not followed until it ends."""
+    """A target that an operator set, which replaces the policy until it ends."""
 
     replicas: int
     by: str
@@ -175,11 +175,11 @@ class Cap(msgspec.Struct, frozen=True):
     replicas: int
     reason: Reason
     replaces: bool = False
-    """The reason stands instead of the policy's, not beside it."""
+    """Whether the reason replaces the policy's."""
 
 
 class GuardState(msgspec.Struct, kw_only=True):
-    """What a guard remembers: plain data, saved over restarts."""
+    """What a guard remembers, as plain data that survives restarts."""
 
     target: int
     changed_at: float | None = None
@@ -205,12 +205,12 @@ class GuardState(msgspec.Struct, kw_only=True):
             self.busy_at = now
         if view.idle_s is not None:
             self.busy_at = now - view.idle_s
-        self.busy_at = min(self.busy_at, now)  # a clock that was set back must not keep the last replica for ever
+        self.busy_at = min(self.busy_at, now)  # a clock that was set back must not keep the last replica forever
         since = None if self.changed_at is None else now - self.changed_at
         return Standing(now, self.target, since, now - self.busy_at, view.load > 0)
 
     def end_override(self, now: float) -> Reason | None:
-        """End the override if its time is over. None if it is not, or if there is none."""
+        """End the override if its time is over. Returns None if it is not, or if there is none."""
         override = self.override
         if override is None or override.until is None or now < override.until:
             return None
@@ -229,7 +229,7 @@ class Guard:
         self.problem: Reason | None = None
         """What is wrong with the policy's last answer."""
         self.policy_state: MutableMapping[str, Any] = self._state.policy_state
-        """For the policy, as `view.state`."""
+        """The policy's state, which it sees as `view.state`."""
 
     @property
     def target(self) -> int:
@@ -240,15 +240,15 @@ class Guard:
         return self._state.override
 
     def since_up_s(self, now: float) -> float | None:
-        """Since the target last went up; None if it never did."""
+        """Time since the target last went up; None if it never did."""
         return None if self._state.up_at is None else now - self._state.up_at
 
     def since_down_s(self, now: float) -> float | None:
-        """Since the target last went down; None if it never did."""
+        """Time since the target last went down; None if it never did."""
         return None if self._state.down_at is None else now - self._state.down_at
 
     def decide(self, view: DeploymentView, answer: object, cap: Cap | None = None) -> ScalingRecord | None:
-        """Apply the answer of the policy. None if nothing changed and there is nothing new to report."""
+        """Apply the answer of the policy. Returns None if nothing changed and there is nothing new to report."""
         state, now, before = self._state, view.now, self.target
         self.policy_state = view.state
         parsed = parse_answer(answer, self.limits.time_limit_s)
@@ -290,7 +290,7 @@ class Guard:
         )
 
     def set_override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
-        """Set the target, whatever the policy says, until then. Bounds still hold."""
+        """Set the target, whatever the policy says, until then. Bounds still apply."""
         override, before = Override(replicas, by, until), self.target
         after, bounds = within(replicas, self.limits)
         self._state.override = override
@@ -298,7 +298,7 @@ class Guard:
         return self.record(before, now, override.reason("override"), override.who, self.problem, tuple(bounds))
 
     def release(self, now: float) -> ScalingRecord | None:
-        """Follow the policy again. None if it was followed already."""
+        """Follow the policy again. Returns None if it was followed already."""
         override, self._state.override = self._state.override, None
         if override is None:
             return None
@@ -311,7 +311,7 @@ class Guard:
         return self.record(before, now, why, OURSELVES, self.problem)
 
     def state(self) -> dict[str, Any]:
-        """Plain data: a guard that is created with it continues from here."""
+        """Plain data from which a new guard can continue."""
         self._state.policy_state = savable_state(self.policy_state)
         saved: dict[str, Any] = msgspec.to_builtins(self._state)
         return saved
@@ -319,7 +319,7 @@ class Guard:
     def _wanted(
         self, view: DeploymentView, wish: Wish, answered: bool, cap: Cap | None
     ) -> tuple[int, list[Reason], str]:
-        """How many are wanted after all, why, and by what if not by the policy."""
+        """How many are wanted in the end, why, and what decided it if not the policy."""
         if not (self.target or wish.replicas or wish.refused) and view.load:
             return 1, [Reason("request-waits")], OURSELVES  # a policy that wants none does not keep requests waiting
         own = Reason(self.policy_name, {"text": wish.why}) if wish.why else None
@@ -332,7 +332,7 @@ class Guard:
     def record(
         self, before: int, now: float, why: Reason, by: str, failure: Reason | None, bounds: tuple[Reason, ...] = ()
     ) -> ScalingRecord:
-        """Of a target that was not decided from an answer."""
+        """A record of a target that was not decided from an answer."""
         return ScalingRecord(
             deployment=self.deployment,
             at=now,
@@ -347,7 +347,7 @@ class Guard:
 
 
 def numbers_of(view: DeploymentView) -> dict[str, float]:
-    """What a decision was made from, for its record."""
+    """The numbers that a decision was made from, for its record."""
     numbers: dict[str, float | None] = {
         "replicas": view.replicas,
         "starting": view.starting,

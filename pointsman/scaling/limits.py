@@ -1,4 +1,4 @@
-"""The settings of a scaled deployment: its policy, and the limits that hold for every policy."""
+"""The settings of a scaled deployment: its policy, and the limits that apply to every policy."""
 
 from typing import Annotated, Any
 
@@ -15,9 +15,9 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     initial_replicas: Annotated[Number | None, Spelled("initial")] = None
     """The first target; None: `min_replicas`."""
     up_delay_s: Wait = 0.0
-    """How long more must be wanted before the target goes up. The first replica is not delayed."""
+    """How long more replicas must be wanted before the target goes up. The first replica is not delayed."""
     down_delay_s: Wait = 300.0
-    """How long fewer must be wanted before the target goes down, to the largest number wanted in that time."""
+    """How long fewer replicas must be wanted before the target goes down, to the largest number wanted in that time."""
     up_factor: Share = 1.0
     """Share of the difference to what is wanted that is added at once, rounded up."""
     down_factor: Share = 1.0

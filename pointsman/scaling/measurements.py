@@ -16,12 +16,12 @@ from pointsman.scaling.windows import Events, Gauge, LazyWindows
 
 
 FINE_S = 5.0
-"""Length of the bins for recent arrivals. Of the oldest bin, the share within the window counts."""
+"""Length of the bins for recent arrivals. The oldest bin counts by its share within the window."""
 RECENT_BIN_S = 30.0
 """Length of the bins in which a young history is replayed."""
 DAY_S = 86400.0
 BRIDGE_S = 3600.0
-"""After a pause, the rate of this long before it stands for the pause."""
+"""A pause is filled with the mean rate of this long before it."""
 
 
 class Recent:
@@ -55,7 +55,7 @@ class Recent:
             self._bins.append((number, n))
 
     def per_second(self, seconds: float, now: float) -> float:
-        """Over this long, or since counting began if that is less."""
+        """The rate over this long, or since counting began if that is less."""
         return self.past(now)(seconds)
 
     def past(self, now: float) -> Callable[[float], float]:
@@ -156,7 +156,7 @@ class Arrivals:
                 self._add(number, rate * seconds)
 
     def per_second(self, seconds: float, now: float) -> float:
-        """Over this long."""
+        """The rate over this long."""
         return self._recent.per_second(seconds, now)
 
     def past(self, now: float) -> Callable[[float], float]:
@@ -196,7 +196,7 @@ ENDED_S = 300.0
 MAX_METRICS = 100
 """Names of custom metrics; beyond that, the least recently recorded one is dropped."""
 MAX_START_UPS = 20
-"""Start-ups of which the median is taken."""
+"""Number of start-ups in the median."""
 
 
 def windows_of(policies: Iterable[object]) -> tuple[float, ...]:
@@ -206,7 +206,7 @@ def windows_of(policies: Iterable[object]) -> tuple[float, ...]:
 
 
 class Measurements:
-    """Of one deployment. Each method takes one kind of observation; `view` returns them all."""
+    """Measurements of one deployment. Each method takes one kind of observation; `view` returns them all."""
 
     def __init__(
         self, windows: Iterable[float] = WINDOWS, *, bin_s: float = 600.0, saved: Mapping[str, Any] | None = None
@@ -233,7 +233,7 @@ class Measurements:
         kv_usage: float | None = None,
         gpu_usage: float | None = None,
     ) -> None:
-        """Requests that run and wait from now on, and the usage of KV caches and GPUs, mean over replicas."""
+        """Sample the requests that run and wait from now on, and the mean usage of KV caches and GPUs over replicas."""
         self.arrivals.count(now, 0)
         self._ongoing.add(now, ongoing)
         self._queued.add(now, queued)
@@ -258,7 +258,7 @@ class Measurements:
         met_slo: bool | None = None,
         tokens: float = 0.0,
     ) -> None:
-        """A request has ended. None: not measured, or it had no deadline."""
+        """Count a request that has ended. None: not measured, or it had no deadline."""
         for events, value in ((self._latency, latency_ms), (self._ttft, ttft_ms), (self._tpot, tpot_ms)):
             if value is not None:
                 events.add(now, value)
@@ -340,5 +340,5 @@ class Measurements:
         )
 
     def state(self) -> dict[str, Any]:
-        """What takes long to measure again, as plain data: the history of arrivals, and start-ups."""
+        """Measurements that take long to repeat, as plain data: the history of arrivals, and start-ups."""
         return {"arrivals": self.arrivals.saved(), "start_ups": list(self._start_ups)}

@@ -42,7 +42,7 @@ class RandomPicker:
 
 
 class WeightedRandomPicker:
-    """Picks with a probability in proportion to the total; if all totals are 0, as the random picker."""
+    """Picks with a probability in proportion to the total; if all totals are 0, like the random picker."""
 
     def __init__(self, max_num_of_endpoints: int = 1) -> None:
         self.max_targets = max_num_of_endpoints if max_num_of_endpoints > 0 else 1

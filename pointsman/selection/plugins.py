@@ -49,12 +49,12 @@ class SplitMix64:
         self._state = seed
 
     def random(self) -> float:
-        """Uniform in [0, 1)."""
+        """A uniform number in [0, 1)."""
         self._state += _STEP
         return (_spread(self._state) >> 11) * _UNIT
 
     def below(self, n: int) -> int:
-        """Uniform in 0..n-1."""
+        """A uniform number in 0..n-1."""
         return int(self.random() * n)
 
     def shuffled(self, items: Iterable[T]) -> list[T]:
@@ -148,7 +148,7 @@ class Rejected(Iterable[tuple[C, Reason]], Generic[C]):
 
 
 _VALUES = (str, int, float, tuple, dict, type(None))
-"""Facts that are no columns. Asking for `np.ndarray` instead would load numpy."""
+"""Types of facts that are not columns. Checking for `np.ndarray` instead would load numpy."""
 
 
 class RejectedEach(Rejected[C]):
@@ -226,7 +226,7 @@ class Picker(Protocol[C]):
 
 @runtime_checkable
 class ProfileHandler(Protocol[C]):
-    """Decides which profiles run, and makes one result of theirs."""
+    """Decides which profiles run, and combines their results into one."""
 
     def pick_profiles(self, cycle: Cycle[Any], profiles: Sequence[str], results: "ProfileResults[C]") -> Sequence[str]:
         """The profiles to run next, given all results so far, failures included. Empty ends the cycle."""

@@ -101,7 +101,7 @@ class ProfileFailure(Generic[C]):
 
 
 ProfileResults: TypeAlias = Mapping[str, ProfileResult[C] | ProfileFailure[C]]
-"""Of one cycle, by the name of the profile."""
+"""Results of one cycle, by the name of the profile."""
 
 
 def none_chosen(failures: Iterable[ProfileFailure[Any]]) -> Reason:

@@ -49,7 +49,7 @@ class SchedulingFailure(Generic[C]):
 
     @property
     def reason(self) -> Reason:
-        """The reason given, or else those of the failed profiles."""
+        """The reason that was given, else the reasons of the failed profiles."""
         return reason_of("profile-handler", self.given) if self.given else none_chosen(self.failures.values())
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class FallbackProfileHandler:
 
 
 MAX_ROUNDS = 64
-"""A handler that still picks profiles after this many rounds is taken to be stuck."""
+"""A handler that still picks profiles after this many rounds is considered stuck."""
 
 
 class Scheduler(Generic[C]):

@@ -3,7 +3,7 @@
 A trace only collects references while the cycle runs; reasons are made when it is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -88,10 +88,15 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     """One cycle: its profile runs in order, and notes of anything unusual."""
 
     profiles: tuple[ProfileTrace, ...] = ()
-    notes: tuple[Reason, ...] = ()
+    remarks: tuple[Reason | Callable[[], Reason], ...] = ()
+    """Notes, or what makes them when the trace is read, which is rare. A maker must not keep columns alive."""
 
     def note(self, reason: Reason) -> None:
-        self.notes += (reason,)
+        self.remarks += (reason,)
+
+    @property
+    def notes(self) -> tuple[Reason, ...]:
+        return tuple(one if isinstance(one, Reason) else one() for one in self.remarks)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def pace_of(options: argparse.Namespace, measured: Hardware) -> Pace:
+def pace_of(options: argparse.Namespace, measured: Hardware, *, every_token: bool = True) -> Pace:
     if options.tokens_per_second is None and options.first_token_ms is None:
         limits = Limits(
             options.max_num_seqs,
@@ -71,7 +71,7 @@ def pace_of(options: argparse.Namespace, measured: Hardware) -> Pace:
             options.kv_tokens,
             options.time_scale,
         )
-        return ContinuousBatching(measured, limits)
+        return ContinuousBatching(measured, limits, every_token=every_token)
     token_s = 1.0 / options.tokens_per_second if options.tokens_per_second else 0.0
     first_token_s = (options.first_token_ms or 0.0) / 1000.0
     scale = options.time_scale
@@ -99,7 +99,7 @@ def leave(*_: object) -> None:
 
 
 def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
-    """`code`: by default, no further try can succeed."""
+    """Print why, and exit. The default `code` says that no further try can succeed."""
     print(f"the simulated engine cannot start: {why}", file=sys.stderr)
     sys.exit(code)
 

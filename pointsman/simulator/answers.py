@@ -1,6 +1,6 @@
 """Requests of clients, and the answers to them as bytes.
 
-An answer is a word that identifies its prompt, then numbers: `5f2c91aa 1 2 3`. Each counts as one token; so do four
+An answer is a word that identifies its prompt, then numbers: `5f2c91aa 1 2 3`. Each counts as one token, and so do four
 characters of a prompt.
 """
 
@@ -15,7 +15,7 @@ from pointsman.http.server import JSON_HEAD
 
 CHARACTERS_PER_TOKEN = 4
 DIMENSIONS = 8
-"""Of an embedding."""
+"""Dimensions of an embedding."""
 
 
 class BadCompletionRequest(Exception):
@@ -33,9 +33,9 @@ class CompletionRequest(NamedTuple):
     """None if the request sets no limit."""
     stream: bool
     with_usage: bool
-    """The last chunk of a stream reports usage."""
+    """Whether the last chunk of a stream reports usage."""
     ignore_eos: bool
-    """Write `max_tokens` tokens, however long the answer would be."""
+    """Whether to write `max_tokens` tokens, however long the answer would be."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _token_text(tokens: list[int]) -> str:
 
 
 def tokens_of(text: str) -> int:
-    """At least 1."""
+    """The tokens of a text, at least 1."""
     return -(-len(text) // CHARACTERS_PER_TOKEN) or 1
 
 
@@ -160,7 +160,7 @@ def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any
 
 
 def head_for(length: int) -> bytes:
-    """The head of a JSON answer of this length, for faults that do not keep the promise."""
+    """The head of a JSON answer of this length, for faults that send another length."""
     return JSON_HEAD % length
 
 

@@ -3,120 +3,21 @@
 Theory of operation. Jobs wait in order, are admitted while there are seats (`max_num_seqs`), budget
 (`max_num_batched_tokens`) and KV blocks, read their prompt in as many steps as the budget requires, then write a token
 per step. Running answers come first: when one needs a block and none is left, the job that was admitted last loses its
-seat and starts again at the head of the queue. The duration of a step is computed when it begins; its tokens are there
-when it ends.
+seat and starts again at the head of the queue. Blocks are allocated for what a step computes, and other jobs may share
+them from that step on. The duration of a step is computed when it begins; its tokens are there when it ends.
 
 The effects of a step on answers are counted, not applied job by job: which answers need a block and which end is known
-in advance by the number of the step.
+in advance by the number of the step. So steps that read no prompt can be taken together, as a stretch, up to the next
+end of an answer or shortage of blocks: the duration of such a step is linear in its number.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import deque
+from heapq import heappop, heappush
+from math import inf, sqrt
 from typing import NamedTuple
 
-from pointsman.simulator.performance import Counts, EngineStep, Hardware, Job
-
-# The blocks of a KV cache: owners, content, and eviction.
-#
-# A block is free, or used by running jobs, or idle: it holds part of a text that may be asked for again. Idle blocks
-# are evicted in the order of their last use, the end of a text before its beginning.
-
-
-class Lease:
-    __slots__ = ("own", "shared")
-
-    def __init__(self) -> None:
-        self.shared: list[int] = []
-        """Hashes of blocks that other jobs may use too; always those at the beginning."""
-        self.own = 0
-        """Further blocks, of this job only."""
-
-
-class KvCache:
-    """Counts blocks; it stores no data."""
-
-    def __init__(self, kv_tokens: int, block_size: int) -> None:
-        self.block_size = block_size
-        self.capacity = kv_tokens // block_size
-        self._users: dict[int, int] = {}
-        """Hash -> number of leases that share the block."""
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Hashes of idle blocks, the least recently used first."""
-        self._own = 0
-
-    @property
-    def used(self) -> int:
-        """Blocks of running jobs."""
-        return len(self._users) + self._own
-
-    @property
-    def idle(self) -> int:
-        return len(self._idle)
-
-    @property
-    def usage(self) -> float:
-        return self.used / self.capacity if self.capacity else 1.0
-
-    def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
-
-    def known(self, hashes: Sequence[int], limit: int) -> int:
-        """How many blocks at the beginning are cached, at most `limit`."""
-        users, idle = self._users, self._idle
-        for index, block in enumerate(hashes):
-            if index == limit or (block not in users and block not in idle):
-                return index
-        return min(len(hashes), limit)
-
-    def lease(self, hashes: Sequence[int], known: int, blocks: int) -> Lease | None:
-        """Allocate blocks, of which the first `known` are cached; None if there is not enough room."""
-        idle_hits = sum(block in self._idle for block in hashes[:known])
-        if self.used + idle_hits + blocks - known > self.capacity:
-            return None
-        lease = Lease()
-        for block in hashes[:known]:
-            self._idle.pop(block, None)
-            self._users[block] = self._users.get(block, 0) + 1
-            lease.shared.append(block)
-        lease.own = blocks - known
-        self.extend(lease.own)
-        return lease
-
-    def has_room(self, blocks: int) -> bool:
-        return self.used + blocks <= self.capacity
-
-    def extend(self, blocks: int) -> None:
-        """Allocate blocks, evicting idle ones; `settle` assigns them to a lease later."""
-        self._own += blocks
-        while len(self._users) + len(self._idle) + self._own > self.capacity:
-            self._idle.popitem(last=False)
-
-    def settle(self, lease: Lease, blocks: int) -> None:
-        """Assign to a job the blocks that were allocated with `extend`: it has this many now."""
-        lease.own = blocks - len(lease.shared)
-
-    def publish(self, lease: Lease, hashes: Sequence[int], blocks: int) -> None:
-        """The first `blocks` blocks are computed: other jobs may share them, unless another job computed the same."""
-        for block in hashes[len(lease.shared) : blocks]:
-            if block in self._users:
-                break
-            self._idle.pop(block, None)  # computed again although it was cached: the old one is evicted
-            self._users[block] = 1
-            lease.shared.append(block)
-            lease.own -= 1
-            self._own -= 1
-
-    def release(self, lease: Lease) -> None:
-        """Free the blocks of a job; shared ones stay until the room is needed."""
-        self._own -= lease.own
-        for block in reversed(lease.shared):
-            users = self._users.pop(block) - 1
-            if users:
-                self._users[block] = users
-            else:
-                self._idle[block] = None
-        lease.own = 0
-        lease.shared.clear()
+from pointsman.simulator.kv_cache import KvCache, Lease
+from pointsman.simulator.performance import Counts, EngineLoad, EngineStep, Hardware, Job
 
 
 class Limits(NamedTuple):
@@ -126,16 +27,19 @@ class Limits(NamedTuple):
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     kv_tokens: int | None = None
-    """None for that of the hardware."""
+    """KV cache size in tokens; None for that of the hardware."""
     time_scale: float = 1.0
-    """2 is twice as fast."""
+    """Speed-up; 2 is twice as fast."""
 
 
-class _Seat:
-    __slots__ = ("computed", "lease", "since", "target")
+class Seat(Lease):
+    """A job that runs, and its blocks."""
 
-    def __init__(self, lease: Lease, target: int, computed: int) -> None:
-        self.lease = lease
+    __slots__ = ("computed", "since", "target")
+
+    def __init__(self, target: int, computed: int) -> None:
+        self.run = None
+        self.own = 0
         self.target = target
         """Tokens to read before it writes: the prompt, and what it had written before it was preempted."""
         self.computed = computed
@@ -146,32 +50,60 @@ class _Seat:
 class ContinuousBatching:
     """A `Pace` with continuous batching."""
 
-    def __init__(self, hardware: Hardware, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(self, hardware: Hardware, limits: Limits = Limits(), *, every_token: bool = True) -> None:  # noqa: B008
+        """`every_token`: whether `advance` reports every token, or only the first and the last of each job, which
+        allows stretches."""
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs")
         self.counts = Counts()
         self.cache = KvCache(limits.kv_tokens or hardware.kv_tokens, limits.block_size)
         self._hardware = hardware
-        self._limits = limits
-        self._waiting: dict[Job, None] = {}
-        self._preempted: list[Job] = []
-        """Jobs that lost their seat; the last comes first."""
-        self._seats: dict[Job, _Seat] = {}
-        """In the order of admission."""
-        self._reading: dict[Job, _Seat] = {}
-        self._writing: dict[Job, _Seat] = {}
+        self._step_ms = hardware.step_ms
+        self._size = limits.block_size
+        self._most_seats = limits.max_num_seqs
+        self._budget = limits.max_num_batched_tokens
+        self._every_token = every_token
+        self._ms = 0.001 / limits.time_scale
+        """A millisecond of the hardware, in seconds."""
+        self._waiting: deque[Job] = deque()
+        """Preempted jobs first."""
+        self._preempted: set[Job] = set()
+        """Waiting jobs that were admitted before."""
+        self._seats: dict[Job, Seat] = {}
+        """Running jobs, in the order of admission."""
+        self._writing = 0
+        """How many running jobs write."""
         self._context = 0
-        """Tokens in the caches of all writing jobs."""
+        """Tokens in the caches of writing jobs."""
         self._step = 0
         self._blocks_due = [0] * limits.block_size
         """By step number modulo block size: how many writing jobs need a new block in that step."""
-        self._last_steps: dict[int, dict[Job, None]] = {}
+        self._any_due = bytearray(limits.block_size)
+        """1 where that is not 0."""
+        self._last_steps: dict[int, list[Job]] = {}
         """Step -> jobs that write their last token in it."""
-        self._parts: Sequence[tuple[Job, int]] = ()
+        self._ends: list[int] = []
+        """A heap of those steps; some no longer have jobs."""
+        self._parts: list[tuple[Job, Seat, int]] = []
         """Tokens that the current step reads of each prompt."""
-        self._ends_at: float | None = None
+        self._partial: Job | None = None
+        """The job that will not have read its whole prompt at the end of the current step. Only the last one can be,
+        because it takes what is left of the budget."""
+        self._began_at = 0.0
+        """When the current stretch began."""
+        self._steps = 1
+        """Its number of steps."""
+        self._step_s = 0.0
+        """The duration of its first step; each further one takes `_more_s` more."""
+        self._more_s = 0.0
+        self.ends_at: float | None = None
+        """When the current stretch ends; None if there is none."""
         self._has_grown = False
-        """The blocks that the current step fills are allocated."""
+        """Whether the blocks that the current step fills are allocated."""
+        self._reported = (0, 0, 0)
+        """Running jobs, waiting jobs and used blocks at the end of the last step."""
+        self._left_waiting = 0
+        """Jobs that waited when the current step had begun."""
         self._unreported: list[EngineStep] = []
 
     @property
@@ -180,7 +112,7 @@ class ContinuousBatching:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._preempted)
+        return len(self._waiting)
 
     @property
     def kv_usage(self) -> float:
@@ -188,10 +120,37 @@ class ContinuousBatching:
 
     @property
     def next_at(self) -> float | None:
-        return self._unreported[0].at if self._unreported else self._ends_at
+        return self._unreported[0].at if self._unreported else self.ends_at
+
+    def load(self, now: float) -> EngineLoad:
+        self._run_until(now)
+        done = 0 if self._steps == 1 or self.ends_at is None else self._steps_done(now)
+        running, waiting, used = self._state_after(done) if done else self._reported
+        cache = self.cache
+        return EngineLoad(running, waiting, used / cache.capacity, cache.block_size, cache.capacity)
+
+    def load_until(self, now: float) -> float:
+        """Until when `load` stays as it is now, unless a job comes or goes."""
+        if self.ends_at is None:
+            return inf
+        if self._steps == 1:
+            return self.ends_at
+        done, size = self._steps_done(now), self._size
+        if not done:
+            return self._end_of(1)
+        begin = (self._step + done) % size
+        steps = self._any_due.find(1, begin) - begin
+        if steps < 0:
+            steps = self._any_due.find(1) + size - begin
+        done += steps + 1
+        return self._end_of(done) if done < self._steps else self.ends_at
+
+    def _state_after(self, done: int) -> tuple[int, int, int]:
+        """What is reported when so many steps of this stretch have ended, at least one and not all."""
+        return len(self._seats), self._left_waiting, self.cache.used + self._growth(self._step + 1, done - 1)
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        return self.cache.blocks_for(prompt_tokens + output_tokens) <= self.cache.capacity
+        return -(-(prompt_tokens + output_tokens) // self._size) <= self.cache.capacity
 
     def submit(self, job: Job, now: float) -> None:
         if job.output_tokens < 1 or job.prompt_tokens < 1:
@@ -202,167 +161,306 @@ class ContinuousBatching:
             tokens = job.prompt_tokens + job.output_tokens
             room = self.cache.capacity * self.cache.block_size
             raise ValueError(f"a job of {tokens} tokens does not fit into a KV cache of {room}")
-        self._run_until(now)
+        if self.ends_at is not None and self.ends_at <= now:
+            self._run_until(now)
         job.arrived = now
-        self._waiting[job] = None
-        if self._ends_at is None:
+        self._waiting.append(job)
+        if self.ends_at is None:
             self._begin(now)
+        elif self._steps > 1:
+            # The step that is on ends the stretch: the job joins the next one, or is seen to wait.
+            self._steps = self._steps_done(now) + 1
+            self.ends_at = self._end_of(self._steps)
 
     def cancel(self, job: Job, now: float) -> None:
         self._run_until(now)
-        if job in self._waiting:
-            del self._waiting[job]
-        elif job in self._preempted:
-            self._preempted.remove(job)
-        elif job in self._seats:
+        if job in self._seats:
+            if self._steps > 1:
+                done = self._steps_done(now)
+                if done:
+                    self._reported = self._state_after(done)
+                self.ends_at = self._end_of(done + 1)
+                self._steps = 1
+                self.cache.allocate(self._growth(self._step + 1, done))
+                self._step += done
+                self._context += done * self._writing
             self._leave(job)
+        elif job in self._waiting:
+            self._waiting.remove(job)
+            self._preempted.discard(job)
 
     def advance(self, now: float) -> list[EngineStep]:
-        self._run_until(now)
-        steps, self._unreported = self._unreported, []
+        ends_at = self.ends_at
+        while ends_at is not None and ends_at <= now:
+            self._end(ends_at)
+            self._begin(ends_at)
+            ends_at = self.ends_at
+        steps = self._unreported
+        if steps:
+            self._unreported = []
         return steps
 
-    def generated(self, job: Job) -> int:
-        seat = self._writing.get(job)
-        return job.generated if seat is None else job.generated + self._step - seat.since
+    def generated(self, job: Job, now: float) -> int:
+        """Tokens of a job so far."""
+        self._run_until(now)
+        seat = self._seats.get(job)
+        if seat is None or seat.since < 0:
+            return job.generated
+        done = self._steps_done(now) if self._steps > 1 else 0
+        return job.generated + self._step + done - seat.since
 
-    # A step
+    # A stretch of steps
 
     def _run_until(self, now: float) -> None:
-        while self._ends_at is not None and self._ends_at <= now:
-            ended = self._ends_at
-            self._unreported.append(self._end(ended))
-            self._begin(ended)
+        ends_at = self.ends_at
+        while ends_at is not None and ends_at <= now:
+            self._end(ends_at)
+            self._begin(ends_at)
+            ends_at = self.ends_at
 
     def _begin(self, now: float) -> None:
-        """Decide what the next step does and how long it takes."""
-        may_admit = self._grow_answers()
-        writing = len(self._writing)
-        budget = self._limits.max_num_batched_tokens - writing
-        parts: list[tuple[Job, int]] = []
-        attended = 0.0
-        reading = list(self._reading)
-        while budget > 0:
-            job = reading.pop(0) if reading else self._admit() if may_admit else None
-            if job is None:
-                break
-            seat = self._reading[job]
-            part = min(seat.target - seat.computed, budget)
-            parts.append((job, part))
-            attended += part * (seat.computed + part / 2)
-            budget -= part
-        self._parts = parts
-        if not writing and not parts:
-            self._ends_at = None
+        """Decide what the next steps do and how long they take."""
+        may_admit = not self._blocks_due[self._step % self._size] or self._grow_answers()
+        self._has_grown = True
+        self._steps = 1
+        waiting = self._waiting
+        if self._partial is not None or (waiting and may_admit):
+            tokens, attended, may_admit = self._read_prompts(may_admit)
+            if tokens:
+                self._left_waiting = len(waiting)
+                writing = self._writing
+                duration_ms = self._step_ms(tokens + writing, attended, self._context, writing)
+                self.ends_at = now + duration_ms * self._ms
+                return
+        self._left_waiting = len(waiting)
+        writing = self._writing
+        if not writing:
+            self.ends_at = None
             return
-        tokens = self._limits.max_num_batched_tokens - budget
-        duration_ms = self._hardware.step_ms(tokens, attended, self._context, writing)
-        self._ends_at = now + duration_ms / 1000.0 / self._limits.time_scale
-
-    def _end(self, now: float) -> EngineStep:
-        """Jobs that write have one more token; jobs that have read their prompt have their first."""
-        produced = list(self._writing)
-        finished = list(self._last_steps.pop(self._step, ()))
-        self._step += 1
-        self._has_grown = False
-        self._context += len(self._writing)
-        for job in finished:
-            self._leave(job)
-        for job, part in self._parts:
-            seat = self._reading.get(job)
-            if seat is None:  # cancelled meanwhile
-                continue
-            seat.computed += part
-            if seat.computed == seat.target:
-                produced.append(job)
-                if self._start_writing(job, seat):
-                    finished.append(job)
-        return EngineStep(now, produced, finished)
-
-    def _admit(self) -> Job | None:
-        """Seat the job at the head of the queue; None if there is none, or no room."""
-        if len(self._seats) >= self._limits.max_num_seqs:
-            return None
-        job = self._preempted[-1] if self._preempted else next(iter(self._waiting), None)
-        if job is None:
-            return None
-        target = job.prompt_tokens + job.generated
-        # At least one token must be computed, to continue from.
-        known = self.cache.known(job.hashes, (target - 1) // self.cache.block_size)
-        lease = self.cache.lease(job.hashes, known, self.cache.blocks_for(target))
-        if lease is None:
-            return None
-        if self._preempted:
-            self._preempted.pop()
+        self._began_at = now
+        self._step_s = step_s = self._step_ms(writing, 0.0, self._context, writing) * self._ms
+        if self._every_token or (waiting and not may_admit):
+            self.ends_at = now + step_s
         else:
-            del self._waiting[job]
-            job.cached_tokens = known * self.cache.block_size
+            self._more_s = more_s = self._hardware.ck * writing * self._ms
+            self._steps = steps = self._stretch()
+            self.ends_at = now + steps * step_s + more_s * (steps * (steps - 1) // 2)
+
+    def _read_prompts(self, may_admit: bool) -> tuple[int, float, bool]:
+        """Give prompts the part of the budget that answers leave.
+
+        Returns how many tokens are read, the attention that they need, and whether jobs may be admitted.
+        """
+        cache, parts, waiting, seats = self.cache, self._parts, self._waiting, self._seats
+        size, most_seats = self._size, self._most_seats
+        left = budget = self._budget - self._writing
+        attended = 0.0
+        job, self._partial = self._partial, None
+        while True:
+            if job is not None:
+                seat = seats[job]
+                computed = seat.computed
+                part = seat.target - computed
+                if part > left:
+                    part = left
+                blocks = -(-(computed + part) // size) - seat.own - (0 if seat.run is None else seat.run.end)
+                if blocks > cache.capacity - cache.used:
+                    self._preempt(job)  # it was admitted last
+                    return 0, 0.0, False
+                if blocks:
+                    cache.allocate(blocks)
+                    seat.own += blocks
+            else:
+                if not (may_admit and left and waiting) or len(seats) >= most_seats:
+                    break
+                job = waiting[0]
+                target = job.prompt_tokens + job.generated
+                # At least one token must be computed, to continue from.
+                cached = cache.known(job.hashes, (target - 1) // size)
+                from_cache = computed = cached.blocks * size
+                if job.transferred > computed:
+                    computed = min(job.transferred, target - 1)
+                part = target - computed
+                if part > left:
+                    part = left
+                seat = Seat(target, computed)
+                if not cache.lease(seat, cached, -(-(computed + part) // size)):
+                    break
+                waiting.popleft()
+                seats[job] = seat
+                self._count(job, from_cache)
+            done = computed + part
+            cache.publish(seat, job.hashes, done // size)
+            parts.append((job, seat, part))
+            attended += part * (computed + part / 2)
+            left -= part
+            if done < seat.target:
+                self._partial = job
+                break
+            job = None
+        return budget - left, attended, may_admit
+
+    def _count(self, job: Job, cached_tokens: int) -> None:
+        if job in self._preempted:
+            self._preempted.remove(job)
+        else:
+            job.cached_tokens = cached_tokens
             self.counts.prefix_queries += job.prompt_tokens
-            self.counts.prefix_hits += job.cached_tokens
-        self._seats[job] = self._reading[job] = _Seat(lease, target, known * self.cache.block_size)
-        return job
+            self.counts.prefix_hits += cached_tokens
+
+    def _end(self, now: float) -> None:
+        """End a stretch: jobs that write have more tokens; jobs that have read their prompt have their first."""
+        produced = [job for job, seat in self._seats.items() if seat.since >= 0] if self._every_token else []
+        steps, step, cache = self._steps, self._step, self.cache
+        if steps > 1:
+            growth = self._growth(step + 1, steps - 1)
+            if growth:
+                cache.allocate(growth)
+        self._step = step = step + steps
+        self._context += steps * self._writing
+        self._has_grown = False
+        finished = self._last_steps.pop(step - 1, None)
+        if finished is None:
+            finished = []
+        else:
+            for job in finished:
+                self._leave(job)
+        if self._parts:
+            for job, seat, part in self._parts:
+                seat.computed += part
+                if seat.computed == seat.target and job in self._seats:  # otherwise it was cancelled meanwhile
+                    produced.append(job)
+                    if self._start_writing(job, seat):
+                        finished.append(job)
+            self._parts.clear()
+        self._reported = (len(self._seats), self._left_waiting, cache.used)
+        if produced or finished or self._every_token:
+            self._unreported.append(EngineStep(now, produced, finished))
+
+    def _stretch(self) -> int:
+        """How many steps can be taken together: until an answer ends, or blocks run out."""
+        ends = self._ends
+        while ends[0] not in self._last_steps:
+            heappop(ends)
+        steps = ends[0] - self._step + 1
+        size, room = self._size, self.cache.room
+        if self._writing * (steps // size + 1) > room:
+            for number in range(1, steps):
+                room -= self._blocks_due[(self._step + number) % size]
+                if room < 0:
+                    return number
+        return steps
+
+    def _end_of(self, steps: int) -> float:
+        """When this many steps of the stretch have ended."""
+        return self._began_at + steps * self._step_s + self._more_s * (steps * (steps - 1) // 2)
+
+    def _steps_done(self, now: float) -> int:
+        """How many steps of this stretch have ended, at a time before its end."""
+        began_at, step_s, more_s, steps = self._began_at, self._step_s, self._more_s, self._steps
+        passed, half = now - began_at, more_s / 2
+        first = step_s - half
+        done = int(2 * passed / (first + sqrt(first * first + 4 * half * passed)))
+        # Rounding; the ends are computed as in `_end_of`.
+        while done and began_at + done * step_s + more_s * (done * (done - 1) // 2) > now:
+            done -= 1
+        while done + 1 < steps and began_at + (done + 1) * step_s + more_s * ((done + 1) * done // 2) <= now:
+            done += 1
+        return done if done < steps else steps - 1
+
+    def _growth(self, first: int, steps: int) -> int:
+        """Blocks that answers need in these steps."""
+        size = self._size
+        begin, blocks = first % size, 0
+        if steps >= size:
+            blocks = steps // size * self._writing
+            steps %= size
+        end = begin + steps
+        return blocks + (self._due(begin, end) if end <= size else self._due(begin, size) + self._due(0, end - size))
+
+    def _due(self, begin: int, end: int) -> int:
+        """Blocks that answers need in steps with these numbers, modulo block size."""
+        due = self._blocks_due
+        if end - begin < 8 * self._writing:
+            return sum(due[begin:end])
+        find, blocks = self._any_due.find, 0
+        at = find(1, begin, end)
+        while at >= 0:
+            blocks += due[at]
+            at = find(1, at + 1, end)
+        return blocks
 
     # Answers
 
-    def _start_writing(self, job: Job, seat: _Seat) -> bool:
-        """It has read its prompt and written one token. True if that was its last."""
+    def _start_writing(self, job: Job, seat: Seat) -> bool:
+        """Let a job that has read its prompt write its first token. True if that was its last."""
         job.generated += 1
-        if job.generated == job.output_tokens:
-            del self._reading[job]
+        rest = job.output_tokens - job.generated
+        if not rest:
             self._forget(job, seat, seat.target)
             return True
-        self.cache.publish(seat.lease, job.hashes, seat.target // self.cache.block_size)
-        seat.since = self._step
-        del self._reading[job]
-        self._writing[job] = seat
+        step = seat.since = self._step
+        self._writing += 1
         self._context += seat.target
-        self._blocks_due[self._residue(seat)] += 1
-        self._last_steps.setdefault(self._last_step(job, seat), {})[job] = None
+        due = (step - seat.target) % self._size
+        self._blocks_due[due] += 1
+        self._any_due[due] = 1
+        last_step = step + rest - 1
+        ending = self._last_steps.get(last_step)
+        if ending is None:
+            self._last_steps[last_step] = [job]
+            heappush(self._ends, last_step)
+        else:
+            ending.append(job)
         return False
 
     def _grow_answers(self) -> bool:
         """Allocate blocks for the tokens that this step adds to answers. False if a job was preempted to make room."""
-        due = self._step % self.cache.block_size
+        due = self._step % self._size
         room = True
-        while not self.cache.has_room(self._blocks_due[due]):
+        while self._blocks_due[due] > self.cache.room:
             self._preempt(next(reversed(self._seats)))
             room = False
-        self.cache.extend(self._blocks_due[due])
-        self._has_grown = True
+        self.cache.allocate(self._blocks_due[due])
         return room
 
     def _preempt(self, job: Job) -> None:
         self._leave(job)
-        self._preempted.append(job)
+        self._waiting.appendleft(job)
+        self._preempted.add(job)
         self.counts.preemptions += 1
 
     def _leave(self, job: Job) -> None:
-        """Take its seat away; `generated` says how far it got."""
+        """Take a job's seat away; `generated` says how far it got."""
         seat = self._seats[job]
-        if self._reading.pop(job, None) is not None:
+        if seat.since < 0:
+            if self._partial is job:
+                self._partial = None
             self._forget(job, seat, seat.computed)
             return
+        cache = self.cache
         written = self._step - seat.since
         tokens = seat.target + written
-        self._blocks_due[self._residue(seat)] -= 1
-        last = self._last_steps.get(self._last_step(job, seat))
+        # The steps in which an answer needs a block, modulo block size.
+        due = (seat.since - seat.target) % self._size
+        self._blocks_due[due] -= 1
+        self._any_due[due] = self._blocks_due[due] > 0
+        last_step = seat.since + job.output_tokens - job.generated - 1
+        last = self._last_steps.get(last_step)
         if last is not None:
-            last.pop(job, None)
+            last.remove(job)
+            if not last:
+                del self._last_steps[last_step]
         job.generated += written
-        del self._writing[job]
+        self._writing -= 1
         self._context -= tokens
-        self.cache.settle(seat.lease, self.cache.blocks_for(tokens + self._has_grown))
+        seat.own = cache.blocks_for(tokens + self._has_grown) - seat.shared
         self._forget(job, seat, tokens)
 
-    def _forget(self, job: Job, seat: _Seat, tokens: int) -> None:
-        """Free its blocks; full ones may be reused by other prompts."""
+    def _forget(self, job: Job, seat: Seat, tokens: int) -> None:
+        """Free a job's blocks; full ones may be reused by other prompts."""
         del self._seats[job]
-        self.cache.publish(seat.lease, job.hashes, tokens // self.cache.block_size)
-        self.cache.release(seat.lease)
-
-    def _residue(self, seat: _Seat) -> int:
-        """The steps in which an answer needs a block, modulo block size."""
-        return (seat.since - seat.target) % self.cache.block_size
-
-    def _last_step(self, job: Job, seat: _Seat) -> int:
-        return seat.since + job.output_tokens - job.generated - 1
+        cache = self.cache
+        if len(job.hashes) > (0 if seat.run is None else seat.run.end):
+            cache.publish(seat, job.hashes, tokens // self._size)
+        cache.release(seat)

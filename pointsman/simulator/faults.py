@@ -41,7 +41,7 @@ class Fault:
         self.fields = dict(fields)
 
     def strikes(self, place: str, now: float, chance: Callable[[], float]) -> bool:
-        """Whether it strikes this request; if so, that is counted."""
+        """Whether it strikes this request, which is counted."""
         if self.on not in (place, "all") or self.is_over(now):
             return False
         if self.probability < 1.0 and chance() >= self.probability:
@@ -72,13 +72,13 @@ def reset(answering: "Answering", _: Fault) -> None:
 
 
 def cut(answering: "Answering", _: Fault) -> None:
-    """The connection is closed, without the end that HTTP asks for."""
+    """The connection is closed without the end that HTTP requires."""
     answering.stop()
     answering.connection.close()
 
 
 def end(answering: "Answering", _: Fault) -> None:
-    """The answer ends as HTTP asks for, but the rest of its tokens, its reason and [DONE] are missing."""
+    """The answer ends as HTTP requires, but the rest of its tokens, its finish reason and [DONE] are missing."""
     half = answering.stop()
     if answering.stream is not None:
         answering.stream.end()
@@ -96,7 +96,7 @@ def garbage(answering: "Answering", _: Fault) -> None:
 
 
 def drip(answering: "Answering", fault: Fault) -> None:
-    """A byte every `delayMs` (default 1000); they never make an event, nor the end of an answer."""
+    """A byte every `delayMs` (default 1000), which never complete an event or the answer."""
     half = answering.stop()
     if answering.stream is None and not half:
         answering.connection.write(head_for(1 << 20))
@@ -180,7 +180,7 @@ AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
     "stale": stale,
 }
 
-# Faults of the whole server, from now on
+# Faults of the whole server
 
 
 def refuse(server: "SimulatedServer", fault: Fault) -> None:

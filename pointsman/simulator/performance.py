@@ -5,6 +5,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple, Protocol
 
 KV_TOKENS_IF_UNKNOWN = 262_144
@@ -18,20 +19,20 @@ class Hardware(NamedTuple):
     """Constants of a model, an accelerator and an engine, in milliseconds; see engine_constants.json."""
 
     c0: float
-    """Every step."""
+    """Time of every step."""
     cw: float
-    """Reading the weights once."""
+    """Time to read the weights once."""
     cc: float
-    """Computing one token."""
+    """Time to compute one token."""
     ca: float
-    """Attention of a prompt's token to one token before it."""
+    """Time for the attention of a prompt's token to one earlier token."""
     ck: float
-    """Reading one token of a decoding request's context."""
+    """Time to read one token of a decoding request's context."""
     cb: float
-    """One decoding request."""
+    """Time for one decoding request."""
     kv_tokens: int = KV_TOKENS_IF_UNKNOWN
 
-    def step_ms(self, tokens: int, attended: float, context: int, decoding: int) -> float:
+    def step_ms(self, tokens: float, attended: float, context: float, decoding: int) -> float:
         """The duration of a step that computes `tokens`, of which `decoding` extend answers with `context` tokens.
 
         `attended` is the sum over prompts of n * (p + n / 2): n tokens computed now, p computed before.
@@ -61,7 +62,10 @@ def constants() -> dict[str, Hardware]:
 class Job:
     """One request: a prompt to read and an answer to write, in tokens."""
 
-    __slots__ = ("arrived", "cached_tokens", "generated", "hashes", "output_tokens", "owner", "prompt_tokens")
+    __slots__ = (
+        "arrived", "cached_tokens", "generated", "hashes", "output_tokens", "owner", "prompt_tokens",
+        "transferred",
+    )  # fmt: skip
 
     def __init__(
         self, prompt_tokens: int, output_tokens: int, hashes: Sequence[int] = (), owner: object = None
@@ -69,15 +73,17 @@ class Job:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         """At least 1."""
-        self.hashes = hashes
-        """Of each full block of prompt and answer; equal hashes mean equal texts up to there."""
+        self.hashes = hashes if type(hashes) is tuple else tuple(hashes)
+        """Of each full block of prompt and answer; texts are equal as far as their hashes are."""
         self.owner = owner
-        """For the caller; not used here."""
+        """A value of the caller's, which is not used here."""
         self.arrived = 0.0
         self.cached_tokens = 0
         """Tokens of the prompt that did not have to be computed."""
         self.generated = 0
         """Tokens written, as of its last admission or end; while it runs, `EngineStep.produced` reports each."""
+        self.transferred = 0
+        """Tokens of the prompt that another engine has computed and whose KV has arrived."""
 
 
 class EngineStep(NamedTuple):
@@ -86,7 +92,19 @@ class EngineStep(NamedTuple):
     produced: Sequence[Job]
     """Jobs with one more token."""
     finished: Sequence[Job]
-    """Those of them that have all their tokens."""
+    """Those of the jobs that have all their tokens."""
+
+
+class EngineLoad(NamedTuple):
+    """What the metrics of an engine report: its state when its last step ended."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """0..1"""
+    block_size: int = 0
+    """Tokens per KV block; 0 if it has none."""
+    num_blocks: int = 0
 
 
 class Counts:
@@ -118,7 +136,15 @@ class Pace(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When `advance` has something to report; None: not before the next job."""
+        """When `advance` next has something to report; None: not before the next job."""
+        ...
+
+    def load(self, now: float) -> EngineLoad:
+        """The load that its metrics report."""
+        ...
+
+    def load_until(self, now: float) -> float:
+        """Until when they say the same as now, unless a job comes or goes."""
         ...
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
@@ -177,6 +203,13 @@ class FixedPace:
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
+    def load(self, now: float) -> EngineLoad:
+        return EngineLoad(self.running, self.waiting, self.kv_usage)
+
+    def load_until(self, now: float) -> float:
+        due = self.next_at
+        return inf if due is None else due
+
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         return prompt_tokens + output_tokens <= self._kv_tokens
 
@@ -188,8 +221,7 @@ class FixedPace:
 
     def cancel(self, job: Job, now: float) -> None:
         if job in self._running:
-            self._leave(job)
-            self._seat(now)
+            self._seat(now, leaves=job)
         elif job in self._waiting:
             self._waiting.remove(job)
 
@@ -202,23 +234,20 @@ class FixedPace:
             done = job.generated == job.output_tokens
             steps.append(EngineStep(at, (job,), (job,) if done else ()))
             if done:
-                self._leave(job)
-                self._seat(at)
+                self._seat(at, leaves=job)
             else:
-                self._set(job, at + self._token_s)
+                self._numbers += 1
+                heappush(self._due, (at + self._token_s, self._numbers, job))
         return steps
 
-    def _seat(self, now: float) -> None:
+    def _seat(self, now: float, leaves: Job | None = None) -> None:
+        """Give free seats to jobs that wait, also that of a job that leaves."""
+        if leaves is not None:
+            del self._running[leaves]
+            self._kv_used -= leaves.prompt_tokens + leaves.generated
         while self._waiting and len(self._running) < self._seats:
             job = self._waiting.popleft()
             self._running[job] = None
             self._kv_used += job.prompt_tokens
-            self._set(job, now + self._first_token_s)
-
-    def _set(self, job: Job, at: float) -> None:
-        self._numbers += 1
-        heappush(self._due, (at, self._numbers, job))
-
-    def _leave(self, job: Job) -> None:
-        del self._running[job]
-        self._kv_used -= job.prompt_tokens + job.generated
+            self._numbers += 1
+            heappush(self._due, (now + self._first_token_s, self._numbers, job))

@@ -98,7 +98,7 @@ ROUTES: Routes = MappingProxyType(
 
 
 def _check_model(answering: Answering, model: str) -> None:
-    """As vLLM does: a request that names no model is for the one that is served."""
+    """Check the model as vLLM does: a request that names none is for the one that is served."""
     if model not in ("", answering.server.settings.model):
         raise BadCompletionRequest(404, f"The model `{model}` does not exist.", "model")
 

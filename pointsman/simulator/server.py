@@ -55,13 +55,13 @@ class SimulatedHistogram:
 class SimulatedCounters:
     def __init__(self) -> None:
         self.requests = 0
-        """For work: chat, completions, embeddings."""
+        """Requests for work: chat, completions, embeddings."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
         """abort: the client disconnected before the end."""
         self.prompt_tokens = 0
         self.written_tokens = 0
         self.faults: dict[str, int] = {}
-        """How often each has struck."""
+        """How often each fault has struck."""
         self.first_token = SimulatedHistogram(FIRST_TOKEN_S)
         self.between_tokens = SimulatedHistogram(BETWEEN_TOKENS_S)
         self.whole = SimulatedHistogram(WHOLE_S)
@@ -105,7 +105,7 @@ class Work(Protocol):
     def token(self, at: float) -> None: ...
 
     def so_far(self) -> bytes:
-        """What a fault sends of an unfinished answer, if nothing was sent yet."""
+        """The part of an unfinished answer that a fault sends if nothing was sent yet."""
         ...
 
 
@@ -140,7 +140,7 @@ class Answering:
             self.connection.answer(refused.status, error_body(refused.status, str(refused), refused.param))
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call, unless the client has disconnected by then."""
+        """Make a call later, unless the client has disconnected by then."""
 
         def due() -> None:
             self._timers.discard(timer)
@@ -202,28 +202,28 @@ class Answering:
 
 
 MAX_BEHIND_S = 0.05
-"""If the machine is further behind, simulated time waits for it."""
+"""If the machine lags by more than this, simulated time waits for it."""
 
 
 class Settings(NamedTuple):
     model: str
     output_tokens: int
-    """Of an answer without max_tokens."""
+    """Length of an answer without max_tokens."""
     context_tokens: int
     block_size: int
     kv_tokens: int
     hashes_prompts: bool
-    """The pace has a prefix cache."""
+    """Whether the pace has a prefix cache."""
 
 
 class SimulatedRoute(NamedTuple):
     place: str
-    """The name of the page in faults; empty if no fault strikes here."""
+    """The name of the page in faults; empty if no fault can strike it."""
     answer: Callable[[Answering], None]
 
 
 Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
-"""By method and path."""
+"""Routes by method and path."""
 
 
 class PaceClock:
@@ -299,7 +299,7 @@ class SimulatedServer:
         return taken
 
     def stop_listening(self, until: float | None) -> None:
-        """Refuse connections until then, or for good if None; idle ones are closed."""
+        """Refuse connections until then, or for good if None, and close idle ones."""
         self._http.stop_listening()
         for connection in list(self._http.connections):
             connection.drain()

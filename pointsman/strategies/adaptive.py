@@ -63,7 +63,8 @@ class AdaptivePolicy(Strategy):
 
 
 def load_share(endpoints: Endpoints) -> float:
-    """Running requests over the limits of all instances that accept any; 0 if a limit is unknown, 1 if none accepts."""
+    """Running requests divided by the limits of all instances that accept requests; 0 if a limit is unknown, 1 if no
+    instance accepts any."""
     accepts, load, limits = (endpoints.column(name) for name in (ACCEPTS, LOAD, LIMIT))
     room = sum(limit for open_, limit in zip(accepts, limits, strict=True) if open_)
     busy = sum(running for open_, running in zip(accepts, load, strict=True) if open_)

@@ -52,7 +52,7 @@ class SchedulingPolicy(ABC):
             cls.name = kebab_case(cls.__name__).removesuffix("-policy").removesuffix("-strategy")
 
     def __init__(self, name: str = "") -> None:
-        """`name`: in place of the name of the class. A subclass need not call this."""
+        """`name` replaces the name of the class. A subclass need not call this."""
         if name:
             self.name = name
 

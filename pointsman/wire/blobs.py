@@ -14,7 +14,7 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from math import prod
 from types import NoneType
@@ -25,7 +25,9 @@ from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from pointsman.errors import shown, shown_bytes
-from pointsman.wire.shared_memory import SharedBuffers, Span, UnreadableBlob, Unsendable, is_file_name
+from pointsman.pipeline.flow import result_part
+from pointsman.pipeline.graph import Access
+from pointsman.wire.shared_memory import BufferSource, SharedBuffers, Span, UnreadableBlob, Unsendable, is_file_name
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -54,6 +56,8 @@ _Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length
 class _Buffers(msgspec.Struct, array_like=True):
     file: str
     """In shared memory; empty if the buffers are inline."""
+    home: str
+    """Of the node whose memory it is in; empty if there is one node only."""
     length: int
     spans: list[Span]
     pickled: bytes
@@ -65,8 +69,16 @@ class _Composed(msgspec.Struct, array_like=True):
     blobs: list[memoryview]
 
 
-class _FileOnly(msgspec.Struct, array_like=True):
+class StoredFile(msgspec.Struct, array_like=True, frozen=True):
+    """Where the buffers of a blob are."""
+
     file: str
+    home: str
+    length: Annotated[int, Meta(ge=0)]
+
+    def __str__(self) -> str:
+        """As one name, for `SharedMemory.remove`."""
+        return f"{self.file}@{self.home}" if self.home else self.file
 
 
 # Any value
@@ -99,15 +111,16 @@ def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
         return b"\x01" + pickled
     if shared is not None and sum(buffer.nbytes for buffer in buffers) >= LARGE_BYTES:
         try:
+            home = shared.home
             name, length, spans = shared.put(buffers)
         except OSError:
-            pass  # no room: send them inline
+            pass  # no room, or the node cannot be reached by others: send them inline
         else:
-            return b"\x02" + _encode(_Buffers(name, length, spans, pickled, []))
-    return b"\x02" + _encode(_Buffers("", 0, [], pickled, buffers))
+            return b"\x02" + _encode(_Buffers(name, home, length, spans, pickled, []))
+    return b"\x02" + _encode(_Buffers("", "", 0, [], pickled, buffers))
 
 
-def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
+def decode_value(blob: Bytes, shared: BufferSource | None = None) -> Any:
     """The value of a blob from a replica of this plane; decoding may run code. Raises `UnreadableBlob`."""
     kind, rest = _parts(blob)
     if kind == KIND_PLAIN:
@@ -122,7 +135,7 @@ def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
             return pickle.loads(head.pickled, buffers=[buffer.toreadonly() for buffer in head.inline])
         if shared is None:
             raise UnreadableBlob("a value is in shared memory, and this process has none")
-        memory = shared.get(head.file, head.length)
+        memory = shared.get(head.file, head.length, head.home)
         return pickle.loads(head.pickled, buffers=[span.of(memory) for span in head.spans])
     except UnreadableBlob:
         raise
@@ -131,14 +144,34 @@ def decode_value(blob: Bytes, shared: SharedBuffers | None = None) -> Any:
 
 
 def files_of(blob: Bytes) -> str | None:
-    """The file of a blob in shared memory, found without running any code; None if it has none."""
+    """The file of a blob in shared memory, found without running any code, as `SharedMemory.remove` takes it; None if
+    it has none."""
+    stored = _stored(blob)
+    return None if stored is None else str(stored)
+
+
+def _stored(blob: Bytes) -> StoredFile | None:
     if not blob or blob[0] != KIND_WITH_BUFFERS:
         return None
     try:
-        file = _decode_file(memoryview(blob)[1:]).file
+        stored = _decode_file(memoryview(blob)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return file if is_file_name(file) else None
+    return stored if is_file_name(stored.file) else None
+
+
+def files_inside(blob: Bytes) -> Iterator[StoredFile]:
+    """All files that decoding a blob needs. Raises `UnreadableBlob`."""
+    if blob and blob[0] == KIND_COMPOSED:
+        try:
+            parts = _decode_composed(memoryview(blob)[1:]).blobs
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UnreadableBlob(f"a value cannot be read: {shown(str(error))}") from None
+        for part in parts:
+            if part and part[0] != KIND_COMPOSED:  # the gateway does not nest them
+                yield from files_inside(part)
+    elif (stored := _stored(blob)) is not None:
+        yield stored
 
 
 # Values made of other blobs
@@ -149,15 +182,25 @@ def composed(template: Any, blobs: Sequence[bytes]) -> bytes:
     return b"\x03" + _encode([Raw(_encode(template)), blobs])
 
 
-def _decompose(rest: memoryview, shared: SharedBuffers | None) -> Any:
+def _decompose(rest: memoryview, shared: BufferSource | None) -> Any:
     content = _decode_composed(rest)
 
     def value_of(code: int, data: memoryview) -> Any:
         if code == EXT_BLOB:
-            return decode_value(content.blobs[int.from_bytes(data, "little")], shared)
+            value = decode_value(content.blobs[int.from_bytes(data[:4], "little")], shared)
+            return result_part(value, read_path(data[4:]))
         return _from_ext(code, data)
 
     return msgspec.msgpack.decode(content.template, ext_hook=value_of)
+
+
+def written_path(path: Sequence[Access]) -> bytes:
+    """The part of a value, as a placeholder has it behind the number of its blob; empty: all of it."""
+    return msgspec.msgpack.encode([(access.key, access.attribute) for access in path]) if path else b""
+
+
+def read_path(data: Bytes) -> tuple[Access, ...]:
+    return tuple(Access(*one) for one in _decode_path(data)) if data else ()
 
 
 # Plain values
@@ -298,7 +341,8 @@ _decode = Decoder(ext_hook=_from_ext).decode
 _decode_array = Decoder(tuple[_Dtype, _Shape, memoryview]).decode
 _decode_buffers = Decoder(_Buffers).decode
 _decode_composed = Decoder(_Composed).decode
-_decode_file = Decoder(_FileOnly).decode
+_decode_path = Decoder(list[tuple[int | str, bool]]).decode
+_decode_file = Decoder(StoredFile).decode
 
 
 # Values of clients: how many there are is checked before any is made

@@ -1,6 +1,7 @@
 """A call as bytes: 4 bytes with the length of the head, the head, and the blobs."""
 
-from collections.abc import Callable, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -8,8 +9,20 @@ from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from pointsman.errors import shown
-from pointsman.wire.blobs import EXT_ARRAY, EXT_BLOB, Bytes, array_as_ext, array_from_ext, decode_value
-from pointsman.wire.shared_memory import SharedBuffers, UnreadableBlob
+from pointsman.pipeline.flow import result_part
+from pointsman.pipeline.graph import Access
+from pointsman.wire.blobs import (
+    EXT_ARRAY,
+    EXT_BLOB,
+    Bytes,
+    array_as_ext,
+    array_from_ext,
+    decode_value,
+    read_path,
+    written_path,
+)
+from pointsman.wire.failures import raised_by
+from pointsman.wire.shared_memory import BufferSource, UnreadableBlob
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
 """Of an answer: blob: one value for the next step; value: the same without shared memory, for a program outside; json:
@@ -17,9 +30,18 @@ for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; 
 COLLECTED: frozenset[Form] = frozenset({"blob", "value", "whole"})
 """Forms in which the values of a generator are one list."""
 
+ARGUMENTS = "application/x-pointsman-arguments"
+"""The content type of the arguments of a handle's call: a plain blob of args and kwargs."""
 BLOB = "application/x-pointsman-blob"
 PIECES = "application/x-pointsman-pieces"
-"""Pieces, each with its length in 4 bytes before it. None is in shared memory."""
+"""Pieces, each with its length in 4 bytes before it. None is in shared memory. `FAILED` in place of a length: the body
+of an error follows, also with its length, and nothing after it."""
+FAILED = b"\xff\xff\xff\xff"
+FAILED_LINE = b"x-pointsman-failed"
+"""A replica sends it after the last piece if code raises then: the status, and the body of the error as base64. So the
+answer ends like any other, and the error is that of the call, not of the connection."""
+MAX_FAILURE_BYTES = 32 * 1024
+"""Of the body of such an error, whose traceback is left out if it has more."""
 
 EXT_HANDLE = 3
 MAX_BLOBS = 10_000
@@ -32,6 +54,11 @@ class BlobAt(msgspec.Struct, frozen=True):
     """In a template: the value of a blob of the call."""
 
     index: int
+    path: tuple[Access, ...] = ()
+    """The part of it; empty: all of it."""
+
+    def of(self, value: Any) -> Any:
+        return result_part(value, self.path)
 
 
 class HandleAt(msgspec.Struct, frozen=True):
@@ -111,7 +138,7 @@ def decode_call(body: Bytes) -> tuple[CallHead, list[memoryview]]:
 def arguments(
     head: CallHead,
     blobs: Sequence[Bytes],
-    shared: SharedBuffers | None = None,
+    shared: BufferSource | None = None,
     handle: Callable[[HandleAt], Any] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call. Raises `UnreadableBlob`."""
@@ -119,7 +146,7 @@ def arguments(
     def value_of(code: int, data: memoryview) -> Any:
         found = _reference(code, data)
         if isinstance(found, BlobAt):
-            return decode_value(blobs[found.index], shared)
+            return found.of(decode_value(blobs[found.index], shared))
         if isinstance(found, HandleAt):
             if handle is None:
                 raise UnreadableBlob(f'a handle to "{found.name}" is not allowed here')
@@ -136,9 +163,9 @@ def arguments(
     return args, kwargs
 
 
-def placeholder(index: int) -> Ext:
-    """In a template, the value of the n-th blob."""
-    return Ext(EXT_BLOB, index.to_bytes(4, "little"))
+def placeholder(index: int, path: tuple[Access, ...] = ()) -> Ext:
+    """In a template, the value of the n-th blob, or a part of it."""
+    return Ext(EXT_BLOB, index.to_bytes(4, "little") + written_path(path))
 
 
 def placeholder_of_handle(name: str, *, model: bool = False) -> Ext:
@@ -156,13 +183,69 @@ def read_template(raw: Raw) -> Any:
 
 def _reference(code: int, data: memoryview) -> Any:
     if code == EXT_BLOB:
-        return BlobAt(int.from_bytes(data, "little"))
+        return BlobAt(int.from_bytes(data[:4], "little"), read_path(data[4:]))
     if code == EXT_HANDLE:
         kind, _, name = bytes(data).decode().partition(":")
         return HandleAt(name, model=kind == "model")
     if code == EXT_ARRAY:
         return array_from_ext(data)
     raise ValueError(f"extension {code} has no meaning in a call")
+
+
+# Errors after pieces
+
+
+def failed_after_pieces(status: int, body: bytes) -> bytes:
+    """The trailer of an answer in pieces that code has broken off."""
+    if len(body) > MAX_FAILURE_BYTES:
+        error = msgspec.json.decode(body)
+        kept = {"type": error.get("type", ""), "message": str(error.get("message", ""))[: MAX_FAILURE_BYTES // 4]}
+        body = msgspec.json.encode(kept)
+    return b"%b: %d %b\r\n" % (FAILED_LINE, status, b64encode(body))
+
+
+def failure_after_pieces(trailers: bytes) -> tuple[int, bytes] | None:
+    """Status and body of the error in these trailers; None if there is none."""
+    for line in trailers.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.lower() == FAILED_LINE:
+            status, _, body = value.strip().partition(b" ")
+            try:
+                return int(status), b64decode(body, validate=True)
+            except ValueError:
+                return 502, b""
+    return None
+
+
+def failed_piece(status: int, body: bytes) -> bytes:
+    """The last of some pieces, which says that no more come, and why."""
+    return FAILED + status.to_bytes(2, "little") + len(body).to_bytes(4, "little") + body
+
+
+class PieceReader:
+    """Pieces from bytes as they arrive."""
+
+    def __init__(self, node: str = "") -> None:
+        self._node = node
+        self._held = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The blobs of whole pieces. Raises after the last one what the code has raised then."""
+        self._held += data
+        while len(self._held) >= 4:
+            if self._held.startswith(FAILED):
+                self._look_at_failure()
+                return
+            end = 4 + int.from_bytes(self._held[:4], "little")
+            if len(self._held) < end:
+                return
+            piece, self._held = self._held[4:end], self._held[end:]
+            yield piece
+
+    def _look_at_failure(self) -> None:
+        held = self._held
+        if len(held) >= 10 and len(held) >= 10 + int.from_bytes(held[6:10], "little"):
+            raise raised_by(int.from_bytes(held[4:6], "little"), held[10:], self._node)
 
 
 _decode_head = Decoder(CallHead).decode

@@ -4,6 +4,10 @@ A sender copies its buffers into a file and sends its name; a receiver maps it, 
 when the request has ended. New memory costs ten times as much as copying, so a sender keeps its files (by a second,
 hidden name) and reuses one when its public name is removed and no receiver holds a lock on it. A receiver's lock lives
 as long as its mapping, and so as long as any array made from it.
+
+On several nodes, a blob says whose memory its file is in: the `home` of a node is its name and the address of the
+server that sends files to other nodes. A receiver on the same node maps the file; another one fetches it
+(`node_memory.py`).
 """
 
 import fcntl
@@ -14,9 +18,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple, Protocol
 
 from pointsman.errors import PointsmanError, shown
 
@@ -27,50 +29,6 @@ class Unsendable(PointsmanError):
 
 class UnreadableBlob(PointsmanError):
     """A blob that is broken, or whose shared memory is gone."""
-
-
-class CallFailed(PointsmanError):
-    """A call of a node or a model failed; the message is its own."""
-
-    def __init__(self, message: str, *, status: int = 500, kind: str = "", node: str = "", trace: str = "") -> None:
-        self.message = message
-        self.status = status
-        """HTTP status: 500 the code raised, 404 no such method, 422 bad input, 503 no instance, 504 too late."""
-        self.kind = kind
-        """The class name of the error on the other side; empty if unknown."""
-        self.node = node
-        self.trace = trace
-        text = f"{kind}: {message}" if kind else message
-        super().__init__(f"{node}: {text}" if node else text)
-
-    @classmethod
-    def from_answer(cls, status: int, body: bytes, node: str = "") -> "CallFailed":
-        """From the error response of a replica, of the gateway, or of a model."""
-        try:
-            error = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            error = None
-        if isinstance(error, dict) and isinstance(error.get("error"), dict):
-            error = error["error"]
-        if not isinstance(error, dict):
-            text = body[:500].decode("utf-8", "replace").strip()
-            return cls(text or f"it answered {status} without a body", status=status, node=node)
-        if "message" not in error and "detail" in error:
-            return cls(_problems_in(error["detail"]), status=status, kind="BadInput", node=node)
-        return cls(
-            str(error.get("message", "")) or f"it answered {status}",
-            status=status,
-            kind=str(error.get("type") or ""),
-            node=str(error.get("node") or node),
-            trace=str(error.get("traceback") or ""),
-        )
-
-
-def _problems_in(detail: Any) -> str:
-    if not isinstance(detail, list):
-        return str(detail)
-    problems = [one for one in detail if isinstance(one, dict)]
-    return "; ".join(f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg', '')}" for one in problems)
 
 
 KEPT_BYTES = 128 * 1024 * 1024
@@ -93,6 +51,18 @@ class Span(NamedTuple):
         if not 0 <= self.offset <= end <= memory.nbytes:
             raise UnreadableBlob(f"a buffer of {self.length} bytes at {self.offset} is not in its shared memory")
         return memory[self.offset : end]
+
+
+def node_of(home: str) -> str:
+    """The node whose memory this is."""
+    return home.rpartition(" ")[0]
+
+
+class BufferSource(Protocol):
+    """Where a receiver finds buffers."""
+
+    def get(self, name: str, length: int, home: str = "") -> memoryview:
+        """The content of a file. Raises `UnreadableBlob`."""
 
 
 class BufferFiles:
@@ -160,10 +130,12 @@ class _Kept:
 
 
 class SharedBuffers:
-    """The shared memory of one plane, as one of its processes sees it."""
+    """The shared memory of one plane on one node, as one of its processes sees it."""
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, home_file: str = "") -> None:
+        """`home_file`: has the home of this node; empty if a plane has one node only."""
         self._folder = str(folder)
+        self._home_file = home_file
         self._lock = threading.Lock()
         self._kept: list[_Kept] = []
         self._number = 0
@@ -187,8 +159,22 @@ class SharedBuffers:
                 self._drop(kept)
         return name, end, spans
 
-    def get(self, name: str, length: int) -> memoryview:
+    @property
+    def home(self) -> str:
+        """Where other nodes find files of this one; empty if there are no others. Raises OSError if it is unknown."""
+        return Path(self._home_file).read_text(encoding="utf-8") if self._home_file else ""
+
+    def is_here(self, home: str) -> bool:
+        """Whether a file that lives there is in this memory."""
+        try:
+            return not home or node_of(home) == node_of(self.home)
+        except OSError:
+            return False
+
+    def get(self, name: str, length: int, home: str = "") -> memoryview:
         """The content of a file, mapped and read-only. Raises `UnreadableBlob`."""
+        if not self.is_here(home):
+            raise UnreadableBlob(f'a value is in the memory of "{shown(node_of(home))}" and was not fetched')
         if not is_file_name(name):
             raise UnreadableBlob(f'a blob names the file "{shown(name)}", which cannot be in shared memory')
         path = f"{self._folder}/{name}"

@@ -21,7 +21,7 @@ def test_files_are_ideas_not_fragments() -> None:
 LIMITS = {
     "modules over 500 lines": 0,
     "classes with more than 12 methods": 11,
-    "short modules with one importer": 24,
+    "short modules with one importer": 23,
 }
 """Lower a limit when the figure falls; never raise one."""
 

@@ -26,7 +26,7 @@ PUBLIC = {
         "ActiveRequestScorer", "Cheapest", "ContextLengthAware", "EndpointAttributeScorer", "Fastest",
         "HeaderLabelAffinityScorer", "KvCacheUtilizationScorer", "LatencyScorer", "LeastLoaded", "LoadAwareScorer",
         "LoraAffinityScorer", "MmEmbeddingsCacheScorer", "NoHitLruScorer", "PendingWorkScorer", "PrefixCacheScorer",
-        "QueueScorer",
+        "QueueScorer", "SloMissScorer",
         "RunningRequestsSizeScorer", "SessionAffinityScorer", "TokenLoadScorer", "TopologyAffinity",
         "TopologyAffinityScorer",
     },
@@ -36,6 +36,7 @@ PUBLIC = {
     },
     "pointsman.routing.producers": {
         "ApproxPrefixCacheProducer", "BurstPrefixCacheProducer", "InflightLoadProducer", "MmEmbeddingsCacheProducer",
+        "PredictedLatencyProducer",
     },
     "pointsman.strategies": {
         "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PowerOfTwoPolicy", "PriorityPolicy", "Rule",

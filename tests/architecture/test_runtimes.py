@@ -7,8 +7,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "pointsman"
 
-ROOTS = {"runtimes/choosing.py", "__init__.py", "pipeline/nodes.py"}
-"""Composition roots: planes by name; the in-process manager and pipelines, imported when they are first used."""
+ROOTS = {"runtimes/choosing.py", "__init__.py", "pipeline/nodes.py", "lab/traffic/replay.py"}
+"""Composition roots: planes by name; the in-process manager and pipelines, imported when they are first used; replays,
+which always run on virtual time."""
 CONCRETE = tuple(f"pointsman.runtimes.{name}" for name in ("local", "ray", "simulation", "inprocess"))
 ROOMS = ("control", "gateway", "scaling", "pipeline")
 """They reach workers through a runtime only."""

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "pointsman"
 
 STARTS = {"create_task", "ensure_future", "call_later", "call_at", "Thread", "run_coroutine_threadsafe", "to_thread"}
 KEEPER = "runtimes/tasks.py"
-ELSEWHERE = ("replica/", "simulator/", "runtimes/simulation/", "runtimes/inprocess/")
+ELSEWHERE = ("replica/", "simulator/", "runtimes/simulation/", "runtimes/inprocess/", "lab/traffic/replay.py")
 """Processes of their own, which the plane starts again; virtual time; programs of users."""
 
 ALLOWED = {
@@ -33,21 +33,27 @@ ALLOWED = {
     "runtimes/documents.py _loaded": "one document; its errors are answers",
     "runtimes/plane.py Plane.stop": "the end of the plane, which waits for it",
     "runtimes/plane.py Plane._stop": "the time limit of the end of the plane",
+    "integrations/ray_serve/applications.py run_flow.begin": "steps of one request, which waits for them",
     "runtimes/ray/cluster.py RayCluster.connect": "the beginning of the plane, which waits for it",
     "runtimes/ray/cluster.py RayCluster.disconnect": "the end of the plane, which waits for it",
     "runtimes/ray/cluster.py RayCluster.nodes": "one question to Ray; the next follows",
     "runtimes/ray/cluster.py RayCluster.end": "the end of one actor, which is waited for",
     "runtimes/ray/cluster.py Bookings.book": "one booking, which is waited for",
     "runtimes/ray/cluster.py Bookings.free": "the end of one booking, which is waited for",
-    "runtimes/ray/keeper.py Keeper._lives": "of an actor; what a renewal raises is caught, and the next follows",
+    "runtimes/ray/cluster.py Bookings.keep": "the end of bookings that nothing uses, which is waited for",
+    "runtimes/machine/memory.py NodeMemory._serve": "one request of another node; its errors are answers",
+    "runtimes/machine/memory.py NodeMemory._send": "one copy, which is waited for",
+    "runtimes/ray/keeper.py Keeper.__init__": "of an actor; what a renewal raises is caught, and the next follows",
+    "runtimes/ray/keeper.py Keeper._keep": "looks an actor up, and is awaited",
     "runtimes/ray/node.py NodeAgent.look": "one measurement, which is waited for",
     "runtimes/ray/runtime.py RayRuntime.adopt": "the beginning of the plane, which waits for it",
     # One probe, one measurement, one call of a policy: the next is not kept from coming
     "http/client.py Exchange.__init__": "time limit of one exchange",
-    "runtimes/probes.py UserConfigs._update": "one configuration of one replica",
+    "runtimes/user_configs.py UserConfigs._update": "one configuration of one replica",
     "runtimes/autoscaling.py PolicyLoop._begin": "one call of a policy; its end is noticed however it ends",
     "runtimes/policy_runner.py PolicyRunner.run": "one call of a policy, on a thread of its own",
     "runtimes/machine/gpu_usage.py GpuUsage._begin": "one reading of GPU drivers",
+    "runtimes/machine/gpu_usage.py GpuUsage.measured": "closes drivers that are not read; the next reading opens them",
     "runtimes/machine/gpu_usage.py GpuUsage._close_drivers": "closes the drivers; the next reading opens them again",
     "runtimes/machine/supervisor_link.py SupervisorLink.connection_lost": "reaps one supervisor",
     # Timers that are set again whatever their body does
@@ -58,11 +64,12 @@ ALLOWED = {
     "runtimes/control_loop.py ControlLoop._wake_at": "timer of the controller",
     "runtimes/control_loop.py ControlLoop._try": "sends one signal again",
     "runtimes/traffic.py Lane._set_timer": "timer of a lane",
+    "runtimes/recording.py Recorder.read": "end of a recording that is not read",
+    "runtimes/shadowing.py Shadows.lease": "end of a canary that is not renewed",
     "runtimes/traffic.py Lane._wake": "timer of a lane, after a failure",
-    "runtimes/gateways.py GatewayProcesses._start_later": "one start of a gateway; what it raises is reported",
+    "runtimes/gateway_processes.py GatewayProcesses._start_later": "one start of a gateway; what it raises is reported",
     "wire/blobs.py load_arrays": "loads a library once; where it fails, so does its first use",
     # Threads of policies inside Ray Serve
-    "integrations/ray_serve/applications.py ServeIngress.__call__": "steps of one request, which waits for them",
     "integrations/ray_serve/lanes.py ThreadWatch.call": "calls of policies; one that hangs is left behind",
     "integrations/ray_serve/scaling.py PolicyCall.__init__": "one call of a policy",
     "integrations/ray_serve/scaling.py ServeScaling._began": "exchange with the records; it catches what it raises",

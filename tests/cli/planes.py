@@ -156,7 +156,7 @@ def deployment(name: str, desired: int, *instances: dict[str, Any], **facts: Any
     """As the status tells it."""
     told: dict[str, Any] = {
         "name": name, "model": "smollm2", "aliases": [], "desired": desired,
-        "ready": sum(one["phase"] == "ready" for one in instances), "strategy": "pending-work", "waiting": 0,
+        "ready": sum(one["phase"] == "ready" for one in instances), "strategy": "slo-miss", "waiting": 0,
         "running": 2, "instances": list(instances),
     }  # fmt: skip
     return told | facts

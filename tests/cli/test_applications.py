@@ -127,6 +127,37 @@ def test_deploy_says_that_a_rollout_was_stopped(plane: Plane, built: Path, capsy
     assert (told["ready"], told["problem"]) == (False, f"shop.m1: {STOPPED}")
 
 
+def test_deploy_gives_up_a_node_that_never_started_with_its_traceback(
+    plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane.answers["POST", "applications"] = OPENED
+    why = "exit code 1: no weights"
+    plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1", "backing off", reason=why, restarts=3))
+    log = "Traceback (most recent call last):\n  old\nTraceback (most recent call last):\nRuntimeError: no weights\n"
+    plane.answers["GET", "instances/shop.m1-1/logs?lines=200"] = {
+        "text": f"{log}the replica cannot start: x\n[pointsman] ended\n"
+    }
+    assert main(["deploy", str(built)]) == 1
+    told = capsys.readouterr()
+    assert "shop.m1: exit code 1: no weights; it is tried again, and has failed 3 times" in told.err
+    lines = [line for line in told.out.splitlines() if line.startswith("shop.m1-1: ")]
+    assert lines == ["shop.m1-1: Traceback (most recent call last):", "shop.m1-1: RuntimeError: no weights"]
+
+
+def test_a_refused_user_config_fails_the_deployment_and_is_in_the_status(
+    plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane.answers["POST", "applications"] = OPENED
+    refused = {"awaited": 0, "problems": ["shop.m1-1 refused its user config: ValueError: bad"]}
+    plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1"), user_config=refused)
+    assert main(["deploy", str(built)]) == 1
+    assert "shop.m1: shop.m1-1 refused its user config: ValueError: bad" in capsys.readouterr().err
+    assert main(["status", "shop"]) == 0
+    assert "refused its user config: ValueError: bad" in capsys.readouterr().out
+    plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1"), user_config={"awaited": 1, "problems": []})
+    assert main(["deploy", str(built), "--wait", "300ms"]) == 1, "it is not configured yet"
+
+
 def test_deploy_waits_for_a_limited_time(plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plane.answers["POST", "applications"] = OPENED
     plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1", "starting"))

@@ -54,8 +54,8 @@ PAGE = """\
 plane ready in part, up for 5m, generation 3, requests to http://127.0.0.1:8080
 
 deployment  model             ready   waiting  running  decided by
-----------  ----------------  ------  -------  -------  ------------
-chat        smollm2           1 of 2        0        2  pending-work
+----------  ----------------  ------  -------  -------  ----------
+chat        smollm2           1 of 2        0        2  slo-miss
 large       llama-70b, llama  1 of 2       12        2  slo-aware
 
 instance  state      at                       pid  requests  cache  restarts  for  reason

@@ -102,7 +102,7 @@ def test_plan_without_a_plane_says_where_instances_would_go(
     assert main(["plan", str(file), "--state", str(tmp_path)]) == 0
     _, head, _, opened, *started = capsys.readouterr().out.splitlines()[:6]
     assert head.split() == ["what", "subject", "why", "where"]
-    assert opened.endswith('"smollm2"; pending-work decides where they go')
+    assert opened.endswith('"smollm2"; slo-miss decides where they go')
     assert [row.partition(" there ")[2].strip() for row in started] == [f"{detect().name}: 1 MiB of memory"] * 2
     file.write_text(file.read_text().replace("1Mi", "9000Ti"))
     assert main(["plan", str(file), "--state", str(tmp_path), "--json"]) == 0

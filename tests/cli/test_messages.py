@@ -80,6 +80,8 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 # Files
 
+POLICY = ("--policy", "fifo", "--fleet", "1x8B|h100_sxm|vllm|tp1")
+REQUESTS = "generate:poisson?rate=1&seconds=2"
 REHEARSE = ("rehearse", "scaling", "panic", "--capacity", "1", "--load")
 READING = {
     ("up", "file"): ["up", "{}.yaml"],
@@ -95,13 +97,22 @@ READING = {
     ("rehearse scaling", "load"): [*REHEARSE, "{}.csv"],
     ("rehearse scaling", "policies"): ["rehearse", "scaling", "{}.py:mine", "--capacity", "1", "--load", "load.csv"],
     ("build", "pipeline"): ["build", "{}.py:dag"],
+    ("lab run", "recording"): ["lab", "run", "{}.csv"],
+    ("lab compare", "recording"): ["lab", "compare", "{}.csv", *POLICY],
+    ("lab capacity", "recording"): ["lab", "capacity", "{}.csv", *POLICY],
+    ("lab whatif", "recording"): ["lab", "whatif", "m.yaml", "--against", "m.yaml", "--recording", "{}.csv"],
+    ("lab regret", "saved"): ["lab", "regret", "{}.yaml", "--request", "1"],
 }
 """(command, argument) -> a command line with the file in place of {}."""
 WRITING = {
     ("place", "svg"): ["place", "m.yaml", "--svg", "{}"],
     ("rehearse scaling", "svg"): [*REHEARSE, "load.csv", "--svg", "{}"],
     ("build", "output"): ["build", "pipe.py:dag", "-o", "{}"],
+    ("lab run", "save"): ["lab", "run", REQUESTS, *POLICY, "--no-cache", "--save", "{}"],
+    ("lab compare", "html"): ["lab", "compare", REQUESTS, *POLICY, "--no-cache", "--html", "{}"],
 }
+OF_SERVERS = {("record", "file"), ("lab calibrate", "output")}
+"""Written with what a server says; tests of those commands have one."""
 WHY = {
     "missing": "there is no such",
     "no/where": "there is no",
@@ -168,7 +179,7 @@ def test_every_argument_that_is_a_file_is_tried() -> None:
         for name, action in arguments(parser())
         if (action.type is Path or action.metavar in FILES) and action.metavar != "DIR"
     }
-    assert files <= READING.keys() | WRITING.keys()
+    assert files <= READING.keys() | WRITING.keys() | OF_SERVERS
 
 
 # Planes
@@ -186,12 +197,15 @@ NEEDED = {
     "drain": ["chat-1"],
     "delete": ["app"],
     "scale": ["chat", "--replicas", "1"],
+    "promote": ["candidate"],
+    "record": ["requests.jsonl"],
+    "lab whatif": ["m.yaml", "--against", "m.yaml"],
 }
 """Further arguments."""
 
 
 def with_plane(name: str) -> list[str]:
-    return [name, *NEEDED.get(name, ())]
+    return [*name.split(), *NEEDED.get(name, ())]
 
 
 @pytest.mark.parametrize("name", sorted(PLANE))

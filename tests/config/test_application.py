@@ -199,7 +199,7 @@ def test_a_manifest_names_its_applications(tmp_path: Path) -> None:
     assert plan.applications[0].folder == str(tmp_path / "apps")
     assert plan.models() == ["smollm2", "small"]
     assert plan.summary() == (
-        "1 deployment: chat (1 x simulated, pending-work); application diamond of diamond.m1 (3 x python, fifo), "
+        "1 deployment: chat (1 x simulated, slo-miss); application diamond of diamond.m1 (3 x python, fifo), "
         "diamond.m2 (1 x python, fifo), diamond.ensemble (1 x python, fifo); gateway on 127.0.0.1:8080"
     )
     assert not plan.application_alone

@@ -28,7 +28,7 @@ def differences(after: str, before: str = BEFORE, steps: Sequence[ReconcileStep]
     ("old", "new", "change"),
     [
         ("fifo", "slo-aware", ("policy", "m", "fifo -> slo-aware")),
-        ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> pending-work")),
+        ("scheduling: {policy: fifo}", "scheduling: {}", ("policy", "m", "fifo -> slo-miss")),
         ("model: llama", "model: llama, price: {perMillionInputTokens: 2}", ("price", "m", None)),
         ("deployments", "workers: [{name: localhost, labels: {zone: a}}]\ndeployments",
          ("workers", "workers.localhost.labels", "none -> zone a")),

@@ -294,8 +294,8 @@ deployments:
     assert search.picker is not None
     assert scorers(search.picker.scheduler.profiles["default"]) == {"queue-scorer": 1.0}
     assert plain.picker is not None
-    assert scorers(plain.picker.scheduler.profiles["default"]) == {"pending-work-scorer": 1.0}
-    assert (search.decided_by, plain.decided_by) == ("endpoint picker", "pending-work")
+    assert scorers(plain.picker.scheduler.profiles["default"]) == {"slo-miss-scorer": 1.0}
+    assert (search.decided_by, plain.decided_by) == ("endpoint picker", "slo-miss")
 
 
 def test_an_empty_config_is_the_published_default() -> None:

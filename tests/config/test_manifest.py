@@ -14,7 +14,7 @@ from pointsman.config import (
     load_endpoints,
     load_manifest,
 )
-from pointsman.config.machines import WorkerSpec
+from pointsman.config.machines import RuntimeSpec, WorkerSpec
 from pointsman.config.schema import GatewaySpec, PriceSpec
 from pointsman.control.desired import Desired, DesiredEndpoint, DesiredEngine, Lifecycle
 from pointsman.engines import Command, LlamaCpp, OpenAI, Simulated, Vllm
@@ -333,6 +333,18 @@ def test_workers_of_a_cluster() -> None:
     plan = load_manifest(text)
     assert (plan.runtime.type, plan.runtime.address) == ("ray", "h:6379")
     assert [one.name for one in plan.workers] == ["n1", "n2"]
+
+
+def test_a_runtime_may_be_one_word_or_have_settings() -> None:
+    assert load_manifest("runtime: ray\n").runtime == RuntimeSpec(type="ray")
+    assert load_manifest("runtime: local\n").runtime == RuntimeSpec()
+    plan = load_manifest("runtime: {type: ray, namespace: team-a, lease: 5s, orphanGrace: 2m}\n")
+    assert (plan.runtime.namespace, plan.runtime.lease, plan.runtime.orphan_grace) == ("team-a", 5.0, 120.0)
+
+
+def test_gateways_on_nodes() -> None:
+    plan = load_manifest("runtime: ray\ngateway: {nodes: [n1, n2], listen: 'node:8080'}\n")
+    assert (plan.gateway.nodes, plan.gateway.listen) == (["n1", "n2"], "node:8080")
 
 
 def test_this_machine_may_be_named() -> None:

@@ -187,6 +187,28 @@ def test_invalid_listen_addresses(listen: str) -> None:
     assert found.startswith("m.yaml:1: gateway.listen: expected host:port, such as")
 
 
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("runtime: rey", "runtime: expected "),
+        ("runtime: {type: rey}", 'runtime.type: expected "local" or "ray", found "rey"'),
+        ("runtime: {type: ray, lease: 1s}", "runtime.lease: "),
+        ("runtime: {type: ray, orphanGrace: 1s}", "runtime.orphanGrace: "),
+        ("runtime: {type: ray, namespace: a/b}", "runtime.namespace: expected"),
+        ("runtime: {type: ray, adress: h}", 'runtime.adress: unknown field; did you mean "address"?'),
+        ("runtime: {address: 'h:1'}", "runtime.address: is for a cluster; add: type: ray"),
+        ("runtime: {namespace: n}", "runtime.namespace: is for a cluster; add: type: ray"),
+        ("gateway: {listen: 'node:80', keys: []}", 'gateway.listen: "node" is the address of each node that has'),
+        ("gateway: {nodes: [a, a]}", "gateway.nodes[1]: is there already"),
+        ("gateway: {nodes: ['']}", "gateway.nodes[0]: must not be empty"),
+        ("gateway: {nodes: [a], processes: 2, listen: '127.0.0.1:0'}", "gateway.listen: the processes of a node share"),
+    ],
+)
+def test_mistakes_about_clusters(section: str, problem: str) -> None:
+    [found] = problems(f"{section}\n")
+    assert found.startswith(f"m.yaml:1: {problem}"), found
+
+
 def test_other_machines_come_later() -> None:
     found = problems("workers:\n- {name: localhost}\n- {name: gpu-box}\n- {name: localhost}\n")
     assert [line.partition(": ")[0] for line in found] == ["m.yaml:3", "m.yaml:3", "m.yaml:4"]

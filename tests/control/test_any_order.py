@@ -20,6 +20,7 @@ from pointsman.control.events import (
     Drained,
     Exited,
     LaunchFailed,
+    OutOfReach,
     PlaneStopping,
     ProbeNotMade,
     RequestsFail,
@@ -136,7 +137,9 @@ class Fire(RuleBasedStateMachine):
         assert {one.id: one.phase for one in self.world.controller.instances()} == there
         self.tell(LaunchFailed(instance_id, "too many open files", local="files"))
 
-    @rule(instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail]))
+    @rule(
+        instance_id=st.sampled_from(IDS), kind=st.sampled_from([Exited, Silent, LaunchFailed, RequestsFail, OutOfReach])
+    )
     def go_wrong(self, instance_id: str, kind: Any) -> None:
         self.tell(kind(instance_id, "bad luck"))
 

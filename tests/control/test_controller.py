@@ -11,6 +11,7 @@ from pointsman.control.events import (
     Drained,
     Exited,
     LaunchFailed,
+    OutOfReach,
     PlaneStopping,
     ProbeNotMade,
     RequestsFail,
@@ -186,6 +187,15 @@ STORIES: dict[str, Story] = {
         (3, WORKS, ["Update m-1"]),
         (5, TICK, ["Probe m-1, health"]),
     ],
+    "one whose worker does not answer gets no requests until it does, as often as that happens": [
+        *READY,
+        (2, OutOfReach("m-1", "its worker w does not answer"), ["Update m-1, closed", "Probe m-1, readiness"]),
+        (2, UNASKED, []),
+        (7, TICK, ["Probe m-1, readiness"]),
+        (7, WORKS, ["Update m-1"]),
+        (7.1, OutOfReach("m-1", "its worker w does not answer"), ["Update m-1, closed", "Probe m-1, readiness"]),
+        (7.2, WORKS, ["Update m-1"]),
+    ],
     "one that fails requests and does no real work is restarted": [
         *DOUBTED,
         (3, Silent("m-1", "status 500"), ["Withdraw m-1", "Terminate m-1"]),
@@ -357,8 +367,8 @@ def test_the_controller_answers_each_event(story: Story) -> None:
         ),
         (
             [(0, Applied(wish(ONE)), []), (0, UNLAUNCHED, [])],
-            "could not be started, which is no fault of it: too many open files; raise the limit of open files of the "
-            "plane (ulimit -n, LimitNOFILE)",
+            "could not be started, for a reason of the plane: too many open files; raise the limit of open files of "
+            "the plane (ulimit -n, LimitNOFILE)",
         ),
         ([(0, Applied(wish(ONE)), []), (0, UNLAUNCHED, []), (2, TICK, [])], ""),
         ([*LAUNCHED, (0, UNASKED, [])], "not ready yet: too many open files"),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from pointsman.config import load
+from pointsman.runtimes.simulation.faults import read_faults
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")])
@@ -54,6 +55,8 @@ def run(block: Block, page: Path, namespace: dict[str, object]) -> None:
     where = f"{page}:{block.line}"
     if block.language == "python":
         exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), namespace)
+    elif block.language == "yaml" and block.code.startswith("faults:"):
+        read_faults(block.code)
     elif block.language == "yaml":
         load(block.code)
     elif block.language == "bash":

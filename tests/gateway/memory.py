@@ -54,7 +54,7 @@ class Never:
 class FakeTransport(asyncio.Transport):
     """Records the written data."""
 
-    def __init__(self, loop: ManualLoop, protocol: asyncio.Protocol) -> None:
+    def __init__(self, loop: ManualLoop, protocol: asyncio.BaseProtocol) -> None:
         super().__init__()
         self._loop = loop
         self._protocol = protocol
@@ -221,3 +221,16 @@ def requests(written: bytes) -> list[bytes]:
         found.append(written[head.end() : at])
     assert at == len(written)
     return found
+
+
+def read_into_buffers(client: GatewayConnection, data: bytes) -> int:
+    """Deliver bytes as a transport does. Returns how many were read into the buffer of a body."""
+    direct, at = 0, 0
+    while at < len(data):
+        space = client.get_buffer(-1)
+        piece = data[at : at + len(space)]
+        space[: len(piece)] = piece
+        direct += client.parser.space is not None and len(piece)
+        client.buffer_updated(len(piece))
+        at += len(piece)
+    return direct

@@ -18,6 +18,8 @@ from pointsman.gateway.admin import Admin
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
+from pointsman.reasons import Reason
+from pointsman.runtimes.event_log import EventLog
 from pointsman.runtimes.machine.state_directory import AdminSocket
 from pointsman.runtimes.stores import StoredManifest
 from pointsman.scaling.deployment import ScaledDeployment
@@ -41,6 +43,7 @@ class FakePlane:
         self.answers: Callable[[], Any] = lambda: None
         self.slow: asyncio.Event | None = None
         self.stopped = 0
+        self.events = EventLog(lambda: 1_700_000_000.0)
 
     def _do(self, *call: Any) -> Any:
         self.calls.append(call)
@@ -59,7 +62,7 @@ class FakePlane:
         self._do("plan", manifest)
         return Changes((Change("start", "chat-1", "2 replicas are wanted"),))
 
-    async def apply(self, manifest: ManifestText, confirmation: str | None = None) -> Changes:
+    async def apply(self, manifest: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
         self._do("apply", manifest, confirmation)
         if self.slow is not None:
             await self.slow.wait()
@@ -228,6 +231,32 @@ def test_tcp_accepts_the_admin_key(admin_bed: AdminBed, line: str) -> None:
     assert (got.status, got.json()["ready"]) == (200, True)
 
 
+def test_events_are_listed_and_awaited(admin_bed: AdminBed) -> None:
+    events = admin_bed.plane.events
+    assert admin_bed.fetch(call("GET", "events")).json() == {"events": []}
+    assert admin_bed.fetch(call("GET", "events?wait=x")).status == 400
+    waiting = admin_bed.client()
+    waiting.send(call("GET", "events?wait=30&deployment=chat"))
+    wait_for(lambda: bool(events.followers), "the request waits")
+    admin_bed.bed.thread.call(lambda: events.note("other", Reason("drained")))
+    admin_bed.bed.thread.call(lambda: events.note("chat", Reason("drained")))
+    assert [one["number"] for one in waiting.read_response().json()["events"]] == [2]
+    assert [one["number"] for one in admin_bed.fetch(call("GET", "events?after=1&limit=5")).json()["events"]] == [2]
+    assert events.followers == []
+
+
+def test_what_operators_ask_for_is_an_event(admin_bed: AdminBed) -> None:
+    admin_bed.fetch(call("GET", "status"))
+    admin_bed.fetch(call("POST", "plan", {"text": "", "folder": "."}))
+    admin_bed.fetch(call("POST", "instances/chat-0/drain", None, "x-pointsman-author: Ada"))
+    admin_bed.bed.fetch(call("POST", "applications/none/rollback", b"?", f"authorization: Bearer {KEY}"))
+    events = admin_bed.plane.events.since(0, 10)
+    assert [(one["by"], one["text"]) for one in events] == [
+        ("Ada", "POST instances chat-0 drain: answered with 200"),
+        ("the admin API", "POST applications none rollback: answered with 400"),
+    ]
+
+
 def test_scaling_can_be_read_and_ordered(admin_bed: AdminBed) -> None:
     got = admin_bed.fetch(call("GET", "deployments/diamond%2Fm1/scaling")).json()
     assert (got["desired"], got["ongoing"], got["queued"]) == (3, 7, 2)
@@ -240,10 +269,10 @@ def test_scaling_can_be_read_and_ordered(admin_bed: AdminBed) -> None:
     )
     assert admin_bed.fetch(call("POST", "deployments/chat/scale", {"replicas": 1, "by": "\n"})).status == 200
     assert [made for made in admin_bed.plane.calls if made[0] == "scale"] == [
-        ("scale", "chat", 4, 60.0, "the admin API"),
+        ("scale", "chat", 4, 60.0, "this machine"),
         ("scale", "chat", None, None, "Ada"),
         ("scale", "chat", 1, float(year), "Ada [2J and " + "x" * 85 + "..."),
-        ("scale", "chat", 1, None, "the admin API"),
+        ("scale", "chat", 1, None, "this machine"),
     ]
     assert ("scaling", "diamond/m1") in admin_bed.plane.calls
 

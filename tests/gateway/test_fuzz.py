@@ -200,14 +200,15 @@ def test_a_response_head_with_two_lengths_is_read_anew_each_time() -> None:
     assert repeated.read(LENGTHS % b"6") is None
 
 
-def unchunked(parts: list[bytes]) -> tuple[str, bytes]:
-    """State of a chunked body (ended, malformed, more to come) and its payload."""
+def unchunked(parts: list[bytes], *, shortcut: bool = False) -> tuple[str, bytes]:
+    """State of a chunked body (ended, malformed, more to come) and its payload. `shortcut`: as streams are read."""
     reader, payload = ChunkReader(), b""
     for part in parts:
         if reader.ended:
             return "malformed", b""
         try:
-            payload += reader.feed(part)
+            only = reader.only(part) if shortcut else None
+            payload += reader.feed(part) if only is None else only
         except MalformedHttp:
             return "malformed", b""
         if reader.beyond:
@@ -230,6 +231,21 @@ CHUNKS = [
 def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     sent = data.draw(mutated(CHUNKS, most=2))
     assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
+
+
+@given(st.lists(mutated(CHUNKS, most=1), max_size=6))
+@settings(max_examples=250)
+def test_a_chunk_in_a_read_of_its_own_is_read_like_any_other(parts: list[bytes]) -> None:
+    assert unchunked(parts, shortcut=True) == unchunked(parts)
+
+
+@pytest.mark.parametrize(
+    "size", [b"5", b"005", b"a", b"A", b"0x5", b"+5", b"1_0", b" 5", b"5 ", b"5;a=b", b"\xd9\xa5", b"0"]
+)
+def test_a_size_is_read_alike_by_both(size: bytes) -> None:
+    sent = size + b"\r\nhello67890123456"
+    parts = [sent[: len(size) + 2 + length] + b"\r\n" for length in (0, 5, 10, 16)]
+    assert [unchunked([part], shortcut=True) for part in parts] == [unchunked([part]) for part in parts]
 
 
 @pytest.mark.parametrize("trailers", [b"\n0\r\n", b"a: b\n\r\n", b"a: b\r\nc: d\r\n"])
@@ -272,6 +288,18 @@ def test_events_are_forwarded_whole(data: st.DataObject) -> None:
         assert not passed[-1] or passed[-1].endswith((b"\n\n", b"\r\n\r\n"))
     assert b"".join(passed) + events.held == sent
     usage_of_stream(events)
+
+
+@given(st.lists(mutated(EVENTS, most=1), max_size=6))
+@settings(max_examples=300)
+def test_usual_events_are_read_like_any_other(parts: list[bytes]) -> None:
+    events, slow = EventStream(), EventStream()
+    for part in parts:
+        passed = events.feed(part)
+        usual = part.startswith(b"data: {")
+        at_once = slow.feed(part[:1]) + slow.feed(part[1:]) if usual else slow.feed(part)
+        assert passed == at_once
+        assert (events.held, events.events, events.last) == (slow.held, slow.events, slow.last)
 
 
 JSON = st.recursive(

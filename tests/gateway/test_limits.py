@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from pointsman.gateway.admission import Admission, NotAdmitted
+from pointsman.http.buffers import READ_BYTES
 from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.parser import MAX_CHUNKS_PER_TURN
 from pointsman.http.responses import TURN_BYTES
 from tests.gateway.backends import Gate
 from tests.gateway.bed import Bed, MakeBed, plan_of
-from tests.gateway.memory import Memory, statuses
+from tests.gateway.memory import Memory, read_into_buffers, statuses
 from tests.gateway.test_keys import RED, by, guarded
 from tests.gateway.wire import CHAT, HEALTH, chat, wait_for
 
@@ -115,7 +116,7 @@ def test_buffered_bytes_are_bounded_in_total(make_bed: MakeBed) -> None:
 
 def test_requests_ahead_of_their_turn_count_too(make_bed: MakeBed) -> None:
     """They are dropped when there is no room, and the answer before them says that the connection ends."""
-    bed = make_bed({"maxBufferedBytes": 100_000})
+    bed = make_bed({"maxBufferedBytes": READ_BYTES - 1})
     gate = Gate()
     bed.backend(gate)
     client = bed.client()
@@ -178,10 +179,9 @@ def test_a_client_that_sends_much_waits_for_the_others() -> None:
     """Else the loop reads up to 8 MB of each client before it turns to the next one."""
     memory = Memory()
     client, transport = memory.client()
-    client.data_received(head(length=10 * TURN_BYTES))
-    client.data_received(b" " * TURN_BYTES)
+    read_into_buffers(client, head(length=10 * TURN_BYTES) + b" " * TURN_BYTES)
     assert transport.reads
-    client.data_received(b" " * (TURN_BYTES + 1))
+    read_into_buffers(client, b" " * TURN_BYTES)
     assert not transport.reads
     memory.loop.turn()
     assert transport.reads
@@ -192,9 +192,9 @@ def test_a_refused_client_waits_for_the_others_too() -> None:
     """What it still sends is discarded, which takes time as well."""
     memory = Memory()
     client, transport = memory.client()
-    client.data_received(head(path=b"/nowhere", length=10 * TURN_BYTES))
+    read_into_buffers(client, head(path=b"/nowhere", length=10 * TURN_BYTES))
     assert transport.finished
-    client.data_received(b" " * (TURN_BYTES + 1))
+    read_into_buffers(client, b" " * READ_BYTES)
     assert not transport.reads
     memory.loop.turn()
     assert transport.reads

@@ -124,7 +124,7 @@ def test_metrics_of_known_traffic(make_bed: MakeBed) -> None:
     assert value(families, "requests_total", deployment="chat", status="200") == 8
     assert value(families, "requests_total") == 8, "requests for no deployment are not counted there"
     assert value(families, "unread_requests_total", status="400") == 2
-    assert value(families, "decisions_total", deployment="chat", strategy="fifo", instance="chat-0") == 8
+    assert value(families, "decisions_total", deployment="chat", strategy="fifo", instance_id="chat-0") == 8
     assert value(families, "outcomes_total", deployment="chat", outcome="served") == 8
     assert value(families, "deadlines_total", met="true") == 7
     assert value(families, "deadlines_total", met="false") == 1
@@ -179,7 +179,7 @@ def test_metrics_of_streams_and_failures(make_bed: MakeBed) -> None:
     bed.backend(answers(stream(event(0)), stream(event(0))))
     families = page(bed)
     assert value(families, "broken_off_answers_total") == 1
-    assert value(families, "failed_tries_total", instance="chat-0") == 3
+    assert value(families, "failed_tries_total", instance_id="chat-0") == 3
     assert value(families, "requests_total", status="502") == 1
     assert value(families, "first_token_seconds_count") == 1
     assert value(families, "outcomes_total", outcome="EvictedOther") == 2
@@ -208,7 +208,7 @@ def test_label_values_are_escaped(make_bed: MakeBed) -> None:
     bed.backend(instance_id=strange)
     bed.fetch(chat())
     families = page(bed)
-    assert value(families, "decisions_total", instance=strange.replace("\\", "\\\\").replace('"', '\\"')) == 1
+    assert value(families, "decisions_total", instance_id=strange.replace("\\", "\\\\").replace('"', '\\"')) == 1
 
 
 def test_expected_prefix_hits(bed: Bed) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pointsman.gateway.openai import MAX_APART, BadRequest, ClientHeaders, read_body, usage_of, usage_of_stream
-from pointsman.http.parser import LARGE_BYTES
+from pointsman.http.buffers import LARGE_BYTES
 from pointsman.http.responses import MAX_HELD_BYTES, EventStream, ends_with_done
 
 

@@ -11,7 +11,12 @@ from tests.gateway.wire import chat
 PLUGINS = ("routing/filters/", "routing/scorers/", "routing/producers/", "selection/pickers.py")
 FACTS = {"routing/plugins.py", "selection/plugins.py"}
 """What plugins tell each other."""
-POLICIES = {"routing/queue/ordering.py", "routing/queue/fairness.py"}
+POLICIES = {
+    "routing/queue/ordering.py",
+    "routing/queue/fairness.py",
+    "routing/engine_model.py",
+    "routing/engine_work.py",
+}
 VALUES = {"types.py", "reasons.py"}
 
 

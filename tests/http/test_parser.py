@@ -1,15 +1,19 @@
 """The fast parser reads plain requests exactly as llhttp does."""
 
 import re
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from httptools import HttpRequestParser
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pointsman.config.schema import LimitsSpec
+from pointsman.gateway.connection import GatewayConnection
+from pointsman.http.buffers import LARGE_BYTES, READ_BYTES, PartialBody
 from pointsman.http.heads import LONG_BYTES, HttpRequest, read_fast
-from pointsman.http.parser import LARGE_BYTES, PartialBody
-from tests.gateway.memory import Memory, requests, statuses
+from tests.gateway.memory import Memory, read_into_buffers, requests, statuses
 from tests.gateway.mutations import mutated
 from tests.gateway.wire import chat
 
@@ -193,3 +197,58 @@ def test_a_large_body_is_whole_however_it_arrives(room: int) -> None:
     for number, part in enumerate(parts):
         body.add(part if number % 2 else memoryview(part))
     assert (body.size, bytes(body.whole())) == (sum(map(len, parts)), b"".join(parts))
+
+
+def long_chat(size: int) -> bytes:
+    return chat(messages=[{"role": "user", "content": "x" * size}])
+
+
+BODIES = [
+    PLAIN,
+    *map(long_chat, (20_000, READ_BYTES - 500, READ_BYTES, 260_000, 2 * LARGE_BYTES)),
+    b"GET / HTTP/1.1\r\n\r\n",
+]
+
+
+@given(
+    sent=st.lists(st.sampled_from(BODIES), min_size=1, max_size=3).map(b"".join),
+    cuts=st.lists(st.integers(1, 3 * LARGE_BYTES), max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+def test_bytes_that_are_read_into_buffers_are_the_same_requests(sent: bytes, cuts: list[int]) -> None:
+    edges = [0, *sorted(cut for cut in set(cuts) if cut < len(sent)), len(sent)]
+    pieces = [sent[start:end] for start, end in pairwise(edges)]
+
+    def outcome(deliver: Callable[[GatewayConnection, bytes], object]) -> tuple[list[bytes], list[int]]:
+        memory = Memory()
+        client, transport = memory.client()
+        for piece in pieces:
+            deliver(client, piece)
+            for _ in range(4):
+                memory.loop.turn()
+                memory.answer_all()
+        served = [body for _, upstream in memory.pool.made for body in requests(bytes(upstream.written))]
+        memory.disconnect_all()
+        assert memory.gateway.buffered.held == 0
+        return served, statuses(bytes(transport.written))
+
+    assert outcome(read_into_buffers) == outcome(GatewayConnection.data_received)
+
+
+def test_the_rest_of_a_long_body_is_read_into_its_own_buffer() -> None:
+    memory = Memory()
+    client, _ = memory.client()
+    assert read_into_buffers(client, long_chat(260_000)) > 260_000 - READ_BYTES
+    memory.disconnect_all()
+
+
+def test_a_body_that_is_only_announced_takes_no_memory() -> None:
+    memory = Memory()
+    client, _ = memory.client()
+    head, _, body = long_chat(900_000).partition(b"\r\n\r\n")
+    read_into_buffers(client, head + b"\r\n\r\n" + body[:20_000])
+    assert memory.gateway.buffered.held == 20_000
+    read_into_buffers(client, body[20_000:100_000])
+    assert memory.gateway.buffered.held == len(body), "its buffer counts as a whole"
+    memory.disconnect_all()
+    assert memory.gateway.buffered.held == 0

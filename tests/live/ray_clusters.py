@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -61,15 +62,16 @@ cluster.shutdown()
 
 
 class LiveCluster:
-    """Three nodes with two GPUs each that do not exist."""
+    """Three nodes with two GPUs each that do not exist. Ray asks everybody for a token."""
 
     def __init__(self, folder: Path, hosts: Sequence[str] = HOSTS) -> None:
-        """`folder`: the home of its user, where its token and the state of its nodes are. `hosts`: of its nodes."""
+        """`folder`: the home of its user, where the state of its nodes is. `hosts`: of its nodes."""
         self._lock = os.open(Path(tempfile.gettempdir()) / "pointsman-ray-cluster.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # one cluster at a time: a node needs its address for itself
         self._mark = uuid4().hex
         patience = {"RAY_raylet_start_wait_time_s": "180"}  # tests run beside others
-        self.environment = {**HEALTH_CHECKS, **patience, "HOME": str(folder), MARK: self._mark}
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment = {**HEALTH_CHECKS, **patience, **token, "HOME": str(folder), MARK: self._mark}
         with (folder / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, json.dumps(hosts), GPU_MEMORY_LABEL],

@@ -87,7 +87,7 @@ def test_a_policy_change_restarts_no_engine(plane: LivePlane) -> None:
             plane, manifest(simulated("m", 2, scheduling={"policy": "slo-aware"}), simulated("other", 1))
         )
         assert kinds_and_subjects(changes) == [("policy", "m")]
-        assert changes[0]["why"] == "pending-work -> slo-aware"
+        assert changes[0]["why"] == "slo-miss -> slo-aware"
         load.models = ["m"]
         assert strategies_in_use(plane, load) == {"slo-aware"}
         custom = simulated("m", 2, scheduling={"policy": "custom_policy:LastInstance"})

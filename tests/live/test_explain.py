@@ -2,9 +2,11 @@
 
 import http.client
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from shutil import which
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -72,7 +74,7 @@ def test_a_served_request_shows_its_trace(live: LivePlane, send: Send) -> None:
     assert result.returncode == 0
     assert result.stdout.strip() == record["text"].strip()
     assert 'request "served-1" is served' in result.stdout
-    for word in ("m-1", "m-2", "m-3", "pending-work-scorer", "total", "chosen", "4 out"):
+    for word in ("m-1", "m-2", "m-3", "slo-miss-scorer", "total", "chosen", "4 out"):
         assert word in result.stdout
     print("\n" + result.stdout)
     decoded = json.loads(live.pointsman("explain", "served-1", "--json").stdout)
@@ -228,4 +230,13 @@ def test_metrics_count_requests_and_tokens(live: LivePlane, send: Send) -> None:
     assert after.value("pointsman_instances") == 4
     assert after.value("pointsman_waiting_requests") == after.value("pointsman_running_requests") == 0
     strategies = {labels["strategy"] for labels in after.labels("pointsman_decisions_total")}
-    assert strategies == {"pending-work"}
+    assert strategies == {"slo-miss"}
+    ready = [labels for labels in after.labels("pointsman_instance_phases_total") if labels["phase"] == "ready"]
+    assert {labels["deployment"] for labels in ready} == {one["name"] for one in live.status()["deployments"]}
+    assert after.value("pointsman_replicas") == after.value("pointsman_replicas_desired") == 4
+
+
+@pytest.mark.skipif(which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
+def test_prometheus_finds_nothing_to_complain_about(send: Send) -> None:
+    checked = subprocess.run(["promtool", "check", "metrics"], input=send("GET", "/metrics")[2], capture_output=True)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,6 +57,7 @@ def test_the_diamond_accepts_valid_input_only(deploy: Deploy, client: httpx.Clie
     }
     assert client.post(path, content=b"{").status_code == 400
     assert client.get(path).status_code == 405
+    assert client.post(f"{path}/", json=[1, 2, 3]).json() == 8
 
 
 def test_a_chain_with_a_fan_out(deploy: Deploy, client: httpx.Client) -> None:
@@ -121,9 +123,24 @@ def test_a_failing_stream_reports_the_error(deploy: Deploy, client: httpx.Client
     with client.stream("POST", path, json=2, headers={"accept": "text/event-stream"}) as answer:
         text = "".join(answer.iter_text())
     assert text.startswith("data: 0 \n\ndata: 1 \n\ndata: ")
-    assert "no more" in text
+    [told] = [json.loads(line.removeprefix("data: "))["error"] for line in text.splitlines() if '"error"' in line]
+    assert told["message"].endswith("ValueError: no more")
+    assert told["code"] == "node_failed"
     with pytest.raises(httpx.RemoteProtocolError), client.stream("POST", path, json=2) as answer:
         answer.read()
+
+
+def test_a_failing_stream_leaves_its_replica_alone(deploy: Deploy, client: httpx.Client, plane: LivePlane) -> None:
+    """Six such calls once restarted it."""
+    with pm.InputNode() as given:
+        path = deploy("often", nodes.Streamer.bind().fails.bind(given))
+    before = plane.pids("often.streamer")
+    for number in range(12):
+        accepted = {"accept": "text/event-stream"} if number % 2 else {}
+        with suppress(httpx.RemoteProtocolError), client.stream("POST", path, json=1, headers=accepted) as answer:
+            answer.read()
+    assert plane.pids("often.streamer") == before
+    assert [one["restarts"] for one in plane.instances("often.streamer").values()] == [0]
 
 
 def test_calls_are_batched(deploy: Deploy, client: httpx.Client) -> None:

@@ -6,9 +6,15 @@ One test with many steps, because a cluster takes long to start and each step ne
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
@@ -27,6 +33,10 @@ pytest.importorskip("ray")
 GPU = {"resources": {"gpus": 1, "gpuMemory": "6Gi"}}
 PATIENT = {**LIFECYCLE, "probeTimeout": "2s"}
 CLIENTS = 4
+IN_TIME_S = 1.5
+"""A keeper that is back by then renews leases before they end."""
+TAKEN_OUT_S = 1.0
+NOTICED_S = {"killed": 2.0, "frozen": 5.0}
 
 
 @pytest.mark.ray
@@ -40,22 +50,31 @@ def test_three_nodes(tmp_path: Path) -> None:
         many = simulated("m", 3, lifecycle=PATIENT)
         placed = simulated("placed", 3, lifecycle=PATIENT, placement=GPU)
         try:
-            up_s = plane.up(manifest(many, placed, llama("tiny", 2), listen=f"127.0.0.1:{free_port()}"))
+            front = {"nodes": [HOSTS[0], HOSTS[2]], "listen": f"node:{free_port()}"}
+            up_s = plane.up(manifest(many, placed, llama("tiny", 2), llama("small", 1), **front))
             print(f"all ready in {up_s:.1f} s")
+            stranger = a_stranger(cluster)
+            gateways_are_on_their_nodes(plane, cluster)
             instances_are_where_the_placer_said_and_ray_knows(plane, cluster)
+            requests_reach_every_instance(plane)
+            models_are_scaled_and_upgraded(plane, cluster)
             gpus_of_other_jobs_are_not_taken(plane, cluster)
             a_second_plane_is_refused(plane, cluster)
             deploy_pipelines(plane)
             pipelines_run_across_nodes(plane)
-            a_killed_plane_adopts_everything(plane)
+            secrets_are_on_no_command_line(plane, cluster)
+            assert "Failed to connect" in stranger.communicate(timeout=60)[0], "without the token"
+            a_plane_killed_under_load_is_adopted_on_another_node(plane, cluster, HOSTS[1])
             pipelines_run_across_nodes(plane)
+            a_plane_killed_under_load_is_adopted_on_another_node(plane, cluster, HOSTS[0], with_keeper=True)
             a_partitioned_supervisor_ends_its_engines_before_others_start(plane, cluster)
             a_node_is_lost_under_load_without_losing_requests("killed", plane, cluster)
+            two_are_placed(plane)  # the node that is left has two GPUs
             a_node_is_lost_under_load_without_losing_requests("frozen", plane, cluster)
         finally:
             plane.close()
         assert cluster.processes("pointsman.simulator") == {}
-        assert cluster.processes("supervisor.py") == {}
+        assert cluster.processes("machine.supervisor") == {}
         assert cluster.bookings() == {}
         assert cluster.close() == {}, "processes that outlived the cluster"
     print(f"in all {time.monotonic() - began:.0f} s")
@@ -98,6 +117,52 @@ def watch_replacement(plane: LivePlane, lost: dict[str, int]) -> tuple[dict[str,
     return ended, boot_clock() - since
 
 
+class Lateness:
+    """How long threads of this machine wait for a core: a second of a quiet machine becomes several."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        at = time.monotonic()
+        while not self._ended.wait(0.02):
+            now = time.monotonic()
+            self.longest_s, at = max(self.longest_s, now - at - 0.02), now
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+class Noticed(NamedTuple):
+    """Seconds until a node that dies is noticed."""
+
+    taken_out: float
+    """Until none of its instances gets new requests."""
+    by_ray: float
+
+
+def watch_notice(plane: LivePlane, cluster: LiveCluster, host: str, lost: Collection[str], since: float) -> Noticed:
+    taken_out: list[float] = []
+    by_ray: list[float] = []
+
+    def is_noticed() -> bool:
+        if not taken_out and not any(plane.instances()[name]["phase"] == "ready" for name in lost):
+            taken_out.append(time.monotonic() - since)
+        if not by_ray and host not in cluster.ask("alive"):
+            by_ray.append(time.monotonic() - since)
+        return bool(taken_out and by_ray)
+
+    plane.until(is_noticed, f"the loss of {host} is noticed")
+    return Noticed(taken_out[0], by_ray[0])
+
+
 def is_running(pid: int) -> bool:
     """Whether a process lives, and is not frozen."""
     try:
@@ -111,7 +176,7 @@ def instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster:
     instances, booked = plane.instances(), cluster.bookings()
     assert {one["name"]: one["gpus"] for one in plane.status()["workers"]} == dict.fromkeys(HOSTS, 2)
     placed = [name for name in instances if name.startswith("placed-")]
-    assert set(booked) == {*placed, *(name for name in instances if name.startswith("tiny-"))}
+    assert set(booked) == {*placed, "tiny-1", "tiny-2", "small-1"}
     for name in placed:
         [(host, bundle)] = booked[name]
         assert str(instances[name]["place"]).startswith(f"{host}: gpu")
@@ -119,6 +184,74 @@ def instances_are_where_the_placer_said_and_ray_knows(plane: LivePlane, cluster:
         assert bundle["GPU"] == 0.75, "6 of 8 GiB"
     assert {host_of(plane, f"m-{number}") for number in (1, 2, 3)} == set(HOSTS), "spread over the nodes"
     assert "started as process" in plane.pointsman("logs", "placed-1").stdout
+
+
+def requests_reach_every_instance(plane: LivePlane) -> None:
+    with httpx.Client(base_url=plane.url, timeout=30) as client, ThreadPoolExecutor(8) as pool:
+        for one in plane.status()["deployments"]:
+            every_instance_serves(plane, client, pool, one["name"])
+
+
+def every_instance_serves(plane: LivePlane, client: httpx.Client, pool: ThreadPoolExecutor, model: str) -> None:
+    left = set(plane.pids(model))
+
+    def serve(number: int) -> None:
+        body = {"model": model, "prompt": f"{number} times def ", "max_tokens": 8}
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        left.discard(answer.headers["x-pointsman-instance"])
+
+    plane.until(lambda: list(pool.map(serve, range(8))) and not left, f"requests on each instance of {model}")
+
+
+def models_are_scaled_and_upgraded(plane: LivePlane, cluster: LiveCluster) -> None:
+    document, before = json.loads((plane.folder / "manifest.yaml").read_text()), plane.pids()
+    for one in document["deployments"]:
+        if one["name"] == "tiny":
+            one["replicas"] = 3
+        elif one["name"] == "small":
+            one["engine"]["parameters"]["contextTokens"] = 128
+    assert plane.pointsman("apply", plane.write(json.dumps(document)), "--no-wait", "--yes").returncode == 0
+    plane.until(lambda: plane.is_settled() and "tiny-3" in plane.pids(), "a third of tiny")
+    plane.until(lambda: before["small-1"] not in plane.pids().values() and len(plane.pids("small")) == 1, "small again")
+    after, changed = plane.pids(), {"small-1"}
+    assert {name: after[name] for name in before.keys() - changed} == {
+        name: pid for name, pid in before.items() if name not in changed
+    }
+    booked = {name for name in plane.instances() if not name.startswith("m-")}
+    plane.until(lambda: set(cluster.bookings()) == booked, f"Ray has booked {booked}")
+
+
+def a_stranger(cluster: LiveCluster) -> "subprocess.Popen[str]":
+    """A program without the token of the cluster. It tries to connect for some time."""
+    program = f"import ray; ray.init({cluster.address!r}, _node_ip_address={HOSTS[0]!r})"
+    environment = {**os.environ, **cluster.environment, "RAY_AUTH_TOKEN": "guessed" * 9}
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def two_are_placed(plane: LivePlane) -> None:
+    document = json.loads((plane.folder / "manifest.yaml").read_text())
+    for one in document["deployments"]:
+        if one["name"] == "placed":
+            one["replicas"] = 2
+    assert plane.pointsman("apply", plane.write(json.dumps(document)), "--no-wait", "--yes").returncode == 0
+    plane.until(lambda: plane.is_settled() and len(plane.instances("placed")) == 2, "one is stopped")
+
+
+def secrets_are_on_no_command_line(plane: LivePlane, cluster: LiveCluster) -> None:
+    commands = {**cluster.processes(), **plane.processes()}
+    secrets = {cluster.environment["RAY_AUTH_TOKEN"]}
+    for pid in commands:
+        with suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            secrets |= {one.partition("=")[2] for one in variables if one.startswith("POINTSMAN_SECRET=")}
+    assert len(secrets) == 2, "of Ray, and of the plane"
+    assert min(map(len, secrets)) > 30
+    assert not [command for command in commands.values() if any(one in command for one in secrets)]
+    for socket in plane.folder.glob(".local/state/pointsman/nodes/*/*/supervisor.sock"):
+        assert socket.parent.stat().st_mode & 0o077 == 0, "only its user talks to a supervisor"
 
 
 def gpus_of_other_jobs_are_not_taken(plane: LivePlane, cluster: LiveCluster) -> None:
@@ -135,11 +268,18 @@ def gpus_of_other_jobs_are_not_taken(plane: LivePlane, cluster: LiveCluster) -> 
     plane.until(lambda: "late-1" not in plane.instances() and "late-1" not in cluster.bookings(), "late-1 is gone")
 
 
+def with_input(method: Any) -> Any:
+    with pm.InputNode() as given:
+        return method.bind(given)
+
+
 def deploy_pipelines(plane: LivePlane) -> None:
     roots = {
         "diamond": nodes.diamond(),
         "delegates": nodes.Delegates.bind(nodes.Arrays.bind()),
         "calls": nodes.Caller.bind(pm.model("tiny")),
+        "words": with_input(nodes.Streamer.bind().words),
+        "late": with_input(nodes.Slow.bind().sleep),
     }
     for name, root in roots.items():
         text = pm.build(root, name=name, folder=plane.folder).to_yaml()
@@ -151,10 +291,17 @@ def deploy_pipelines(plane: LivePlane) -> None:
 
 def pipelines_run_across_nodes(plane: LivePlane) -> None:
     with httpx.Client(base_url=plane.url, timeout=30) as client:
+        plane.until(lambda: client.post("/calls", json="def ").status_code == 200, "the gateway knows the last of them")
         assert client.post("/diamond", json=[1, 2, 3]).json() == 8
         assert client.post("/delegates", json=1_000_000).json() == 499999500000.0 + 1.0, "8 MB, to and fro"
         plain, streamed = client.post("/calls", json="def ").json()
         assert plain == streamed != ""
+        assert client.post("/words", json="a b c").text == "a b c "
+        late = client.post("/late", json=30, headers={"x-pointsman-deadline-ms": "150"})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        plane.until(
+            lambda: plane.instances("late.slow")["late.slow-1"]["in_flight"] == 0, "the late call was cancelled"
+        )
     [gateway] = {file.read_text() for file in plane.folder.glob(".local/state/pointsman/nodes/*/*/gateway")}
     with httpx.Client(base_url=f"http://{gateway}") as stranger:
         assert stranger.post("/pipelines/call", content=b"x").status_code == 403, "without the secret"
@@ -173,20 +320,59 @@ def a_second_plane_is_refused(plane: LivePlane, cluster: LiveCluster) -> None:
     assert "a plane runs on this cluster already" in refused.stderr, refused.stderr
 
 
-def a_killed_plane_adopts_everything(plane: LivePlane) -> None:
-    before, epoch = plane.pids(), plane.status()["ray"]["epoch"]
+def gateways_are_on_their_nodes(plane: LivePlane, cluster: LiveCluster) -> None:
+    plane.until(lambda: all(one["connected"] and one["url"] for one in plane.status()["gateways"]), "two gateways")
+    for one in plane.status()["gateways"]:
+        assert urlsplit(one["url"]).hostname == one["worker"], "each listens at the address of its node"
+        assert one["pid"] in {pid for top in supervisors(cluster, one["worker"]) for pid in family(top)}
+        command = Path(f"/proc/{one['pid']}/cmdline").read_text()
+        assert "gateway.process" in command
+        assert "secret" not in command.lower()
+
+
+def a_plane_killed_under_load_is_adopted_on_another_node(
+    plane: LivePlane, cluster: LiveCluster, host: str, *, with_keeper: bool = False
+) -> None:
+    """`with_keeper`: the keeper is killed too, and reads its checkpoint."""
+    before, status = plane.pids(), plane.status()
     assert len(before) == len(plane.instances())
+    pids = {one["name"]: one["pid"] for one in status["gateways"]}
     with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
         plane.until(lambda: load.verdicts()["served"] > 20, "load")
         plane.kill()
         killed_at = time.monotonic()
+        keeper_s = kill_the_keeper(plane, cluster) if with_keeper else 0.0
+        plane.until(lambda: has_served(load, killed_at + 1.0), "served without a plane")
+        plane.flags = [*plane.flags[:6], "--host", host]
+        plane.move(plane.folder / f"state-of-{host}")  # another node has nothing of its own
         up_s = plane.up()
-        plane.until(lambda: has_served(load, killed_at), "served again")
-    print(f"\nkill -9 of the plane: all ready after {up_s:.1f} s; requests: {dict(load.verdicts())}")
-    assert plane.pids() == before, "nothing was restarted"
-    assert plane.status()["ray"]["epoch"] > epoch
-    assert load.unexpected(Verdict.LOST, Verdict.UNREACHABLE) == [], "only what was in flight is lost"
-    assert all(one.began <= killed_at for one in load.samples if one.verdict is Verdict.LOST)
+        plane.until(lambda: all(one["connected"] for one in plane.status()["gateways"]), "gateways adopted")
+        adopted_s = time.monotonic() - killed_at
+        after = load.verdicts()["served"]
+        plane.until(lambda: load.verdicts()["served"] > after + 20, "load goes on")
+    print(
+        f"\nkill -9 of the plane{f' and the keeper, back after {keeper_s:.1f} s' * with_keeper}: all ready {up_s:.1f} s"
+        f" after a start on {host}, adopted {adopted_s:.1f} s after the kill; at the gateways: {dict(load.verdicts())}"
+    )
+    now = plane.status()
+    assert now["ray"]["epoch"] > status["ray"]["epoch"]
+    assert now["generation"] == status["generation"]
+    last = load.samples[-1].request.request_id
+    assert plane.admin.get("requests", last)["state"] == "served"
+    assert {one["name"]: one["pid"] for one in now["gateways"]} == pids, "no gateway was restarted"
+    if keeper_s > IN_TIME_S:
+        return  # the leases of engines have ended meanwhile, and they are new
+    assert load.unexpected() == [], "no request fails at the gateways"
+    assert plane.pids() == before, "no instance was restarted"
+
+
+def kill_the_keeper(plane: LivePlane, cluster: LiveCluster) -> float:
+    """Seconds until Ray has started it again."""
+    [keeper] = cluster.processes("ray::Keeper")
+    os.kill(keeper, signal.SIGKILL)
+    began = time.monotonic()
+    plane.until(lambda: cluster.processes("ray::Keeper").keys() - {keeper}, "another keeper")
+    return time.monotonic() - began
 
 
 def a_partitioned_supervisor_ends_its_engines_before_others_start(plane: LivePlane, cluster: LiveCluster) -> None:
@@ -214,18 +400,32 @@ def a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane
     everything = family(raylet)
     with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load:
         plane.until(lambda: load.verdicts()["served"] > 20, "load")
+        since = time.monotonic()
         if how == "killed":
             os.kill(raylet, signal.SIGKILL)
         else:
             for pid in (*everything, *(one for top in supervisors(cluster, host) for one in family(top))):
                 os.kill(pid, signal.SIGSTOP)
-        ended, took_s = watch_replacement(plane, lost)
+        with Lateness() as lateness:
+            noticed = watch_notice(plane, cluster, host, lost, since)
+        out_at = time.monotonic()
+        ended, _ = watch_replacement(plane, lost)
         after = load.verdicts()["served"]
         plane.until(lambda: load.verdicts()["served"] > after + 20, "load goes on")
-    print(f"\na node was {how}: others in place of {sorted(lost)} after {took_s:.1f} s; {dict(load.verdicts())}")
+    print(
+        f"\na node was {how}: its instances were taken out after {noticed.taken_out:.2f} s, Ray dropped it after "
+        f"{noticed.by_ray:.2f} s, others in place of {sorted(lost)} ready after {time.monotonic() - since:.1f} s; "
+        f"{dict(load.verdicts())}; threads of this test were woken up to {lateness.longest_s:.2f} s late"
+    )
+    assert load.unexpected(Verdict.INTERRUPTED) == [], "only streams that had begun are interrupted"
     if how == "killed":
         assert all(began(plane.pids()[name]) > at - 0.1 for name, at in ended.items()), "owned twice"
-    assert load.unexpected(Verdict.INTERRUPTED) == [], "only streams that had begun are interrupted"
+    new_at = min(began(plane.pids()[name]) for name in lost) - boot_clock() + time.monotonic()
+    late = [one for one in load.samples if one.instance in lost and out_at + 0.2 < one.began and one.ended < new_at]
+    assert late == [], "nothing is sent to instances that were taken out"
+    slack_s = 1.0 + 5 * lateness.longest_s
+    assert noticed.taken_out < TAKEN_OUT_S + slack_s
+    assert noticed.by_ray < NOTICED_S[how] + slack_s
     if how == "frozen":
         for pid in (*supervisors(cluster, host), *everything, *lost.values()):
             with suppress(ProcessLookupError):  # a thawed supervisor ends its engines at once
@@ -235,3 +435,29 @@ def a_node_is_lost_under_load_without_losing_requests(how: str, plane: LivePlane
 
 def supervisors(cluster: LiveCluster, host: str) -> list[int]:
     return list(cluster.processes(f"/{host}/supervisor.sock"))
+
+
+def listening(pids: Collection[int]) -> set[str]:
+    """Addresses at which processes listen for TCP, as in /proc: hexadecimal."""
+    inodes: set[str] = set()
+    for pid in pids:
+        with suppress(OSError):
+            inodes |= {str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()]
+    return {one[1].partition(":")[0] for one in lines if one[3] == "0A" and f"socket:[{one[9]}]" in inodes}
+
+
+@pytest.mark.ray
+def test_one_word_starts_a_cluster_of_its_own_on_loopback(tmp_path: Path) -> None:
+    plane = LivePlane(tmp_path)
+    plane.environment |= {"HOME": str(tmp_path)}
+    try:
+        plane.up(json.dumps({**json.loads(manifest(simulated("m", 1))), "runtime": "ray"}))
+        requests_reach_every_instance(plane)
+        found = listening(plane.processes())
+        assert any("raylet" in command for command in plane.processes().values())
+        assert found
+        assert found <= {"0100007F", "0000000000000000FFFF00000100007F"}, "127.0.0.1 only"
+        assert plane.stop() == 0
+    finally:
+        plane.close()

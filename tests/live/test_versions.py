@@ -10,6 +10,7 @@ import pytest
 
 from bench.chaos.planes import LivePlane
 from pointsman.cli.client import PlaneRefused
+from pointsman.pipeline.sources import MAX_KEPT_BYTES
 from tests.live.manifests import manifest, simulated
 
 POLICY = """
@@ -97,7 +98,7 @@ def word(plane: LivePlane) -> str:
     return str(answer.json())
 
 
-def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_refused(plane: LivePlane) -> None:
+def test_edited_code_of_an_application_is_taken_up_and_a_rollback_brings_the_code_back(plane: LivePlane) -> None:
     plane.admin.post("applications", body=body(plane, APP))
     plane.until(plane.is_settled, "shop ready")
     assert word(plane) == "one"
@@ -107,34 +108,56 @@ def test_edited_code_of_an_application_is_taken_up_and_a_rollback_without_it_ref
     assert ("replace", "shop.one-1") in changes(done)
     assert done["changes"][0]["why"].startswith("code version ")
     plane.until(lambda: plane.is_settled() and word(plane) == "two", "the new code")
-    refused = plane.pointsman("rollback", "shop")
-    assert refused.returncode == 1
-    assert "the code of that version is not there any more" in refused.stderr
-    assert f" rollback shop --state {plane.state}\n" in refused.stderr.partition("Restore them, and use: ")[2]
-    assert word(plane) == "two"
-    plane.write("WORD = 'one'\n", "own_words.py")
+    (plane.folder / "own_words.py").unlink()
     restored = plane.pointsman("rollback", "shop")
     assert restored.returncode == 0, restored.stderr
-    assert word(plane) == "one"
+    assert word(plane) == "one", "from a file that is gone"
+    plane.write("WORD = 'one'\n", "own_words.py")
 
 
-def test_a_replica_that_has_loaded_code_that_was_not_deployed_is_shown(plane: LivePlane) -> None:
-    """A replica that crashed after an edit starts with the edited code."""
+def test_what_runs_is_what_was_deployed_after_edits_crashes_and_restarts(plane: LivePlane) -> None:
     plane.admin.post("applications", body=body(plane, APP))
     plane.until(plane.is_settled, "shop ready")
-    assert plane.status()["problems"] == []
+    before = word(plane)
     plane.write("WORD = 'new'\n", "own_words.py")
+    plane.write("from own_words import WORD\ndef answer(given): return WORD + '!'\n", "own_nodes.py")
     [(name, process)] = plane.pids("shop.one").items()
     os.kill(process, signal.SIGKILL)
     plane.until(lambda: plane.pids("shop.one").get(name, process) != process, "it is back")
-    assert word(plane) == "new"
+    assert word(plane) == before
+    plane.stop()
+    plane.up()
+    plane.until(plane.is_settled, "the plane is back")
+    assert word(plane) == before
+    assert plane.status()["problems"] == []
+    done = plane.admin.post("applications", body=body(plane, APP))
+    assert ("replace", "shop.one-1") in changes(done)
+    plane.until(lambda: plane.is_settled() and word(plane) == "new!", "the edited code is in force")
+
+
+def test_code_that_is_too_large_to_be_kept_is_named_and_not_rolled_back(plane: LivePlane) -> None:
+    """A replica that crashed after an edit starts with the edited code then."""
+    large = f"TABLE = {os.urandom(MAX_KEPT_BYTES).hex()!r}\n"
+    plane.write(large + "WORD = 'large'\n", "own_words.py")
+    plane.admin.post("applications", body=body(plane, APP))
+    plane.until(lambda: plane.is_settled() and word(plane).startswith("large"), "shop ready")
+    plane.write(large + "WORD = 'edited'\n", "own_words.py")
+    [(name, process)] = plane.pids("shop.one").items()
+    os.kill(process, signal.SIGKILL)
+    plane.until(lambda: plane.pids("shop.one").get(name, process) != process, "it is back")
+    assert word(plane).startswith("edited")
     [problem] = plane.status()["problems"]
     assert problem.startswith(
         f"{name} runs code that was edited since it was deployed; to put the edited code in force"
     )
     plane.admin.post("applications", body=body(plane, APP))
     plane.until(lambda: plane.is_settled() and plane.status()["problems"] == [], "the edited code is in force")
-    assert word(plane) == "new"
+    refused = plane.pointsman("rollback", "shop")
+    assert refused.returncode == 1
+    assert "the code of that version is not there any more" in refused.stderr
+    assert f" rollback shop --state {plane.state}\n" in refused.stderr.partition("Restore them, and use: ")[2]
+    plane.write("from own_words import WORD\ndef answer(given): return WORD\n", "own_nodes.py")
+    plane.write("WORD = 'one'\n", "own_words.py")
 
 
 def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from pointsman.pipeline.application import build
 from pointsman.pipeline.building import BuildError, bound_graph
+from pointsman.pipeline.document import read, written
 from pointsman.pipeline.graph import Access, FromInput, FromStep, HandleTo, NodeKind
-from pointsman.pipeline.nodes import InputNode, deployment, model
+from pointsman.pipeline.nodes import BindError, InputNode, deployment, model
 
 HERE = Path(__file__).parent
 
@@ -118,6 +119,66 @@ def test_names_are_those_of_variables_else_of_the_class_with_a_number() -> None:
         named = Model.options(name="chosen").bind(7)
         dag = add.bind([one.forward.bind(dag_input) for one in [*models, named]])
     assert [node.name for node in bound_graph(dag).graph.nodes] == ["adder", "model", "model_2", "model_3", "chosen"]
+
+
+def test_a_name_of_a_variable_is_never_an_error() -> None:
+    with InputNode() as dag_input:
+        ingress = Model.bind(1)
+        größe = Model.bind(2)
+        a_variable_whose_name_is_longer_than_a_name_may_be = Model.bind(3)
+        bound = [ingress, größe, a_variable_whose_name_is_longer_than_a_name_may_be]
+        for number in range(12):
+            same = Model.bind(number)
+            bound.append(same)
+        named = deployment(name="twin")(Model.body)
+        bound += [named.bind(1), named.bind(2)]
+        assert bound_graph(Model.bind(7).forward.bind(dag_input)).graph.calls  # pytest stores it in a variable: @py_...
+        dag = add.bind([one.forward.bind(dag_input) for one in bound])
+    names = [node.name for node in bound_graph(dag).graph.nodes]
+    cut = "a_variable_whose_name_is_longer_than_a_n"
+    assert names[1:6] == ["ingress_2", "model", cut, "same", "same_2"]
+    assert names[-2:] == ["twin", "twin_2"]
+    assert len(names) == len(set(names)) == 18
+
+
+@pytest.mark.parametrize("key", [slice(0, 2), (1, 2), 1.5, None, True, b"a"])
+def test_parts_of_the_input_are_indexes_and_names(key: Any) -> None:
+    with InputNode() as dag_input, pytest.raises(BindError, match="an index or a text was expected"):
+        add.bind(dag_input[key])
+
+
+def test_the_input_cannot_be_unpacked() -> None:
+    with InputNode() as dag_input:
+        with pytest.raises(BindError, match="cannot be unpacked or iterated"):
+            add.bind(*dag_input)
+        with pytest.raises(BindError, match="cannot be unpacked or iterated"):
+            list(dag_input.part)
+
+
+def test_parts_of_results_are_bound_and_written() -> None:
+    with InputNode() as dag_input:
+        one = Model.bind(1).forward.bind(dag_input)
+        dag = add.bind([one[0], one["key"].attribute[-1]], names=one)
+    graph = bound_graph(dag).graph
+    path = (Access("key"), Access("attribute", attribute=True), Access(-1))
+    assert graph.calls[-1].args == ([FromStep("one", (Access(0),)), FromStep("one", path)],)
+    notes: list[Any] = []
+    assert read(written(graph.calls[-1].args), lambda *note: notes.append(note)) == list(graph.calls[-1].args)
+    assert notes == []
+    with pytest.raises(BindError, match="a result cannot be unpacked"):
+        add.bind(*one)
+    with pytest.raises(BindError, match="an index or a text was expected"):
+        add.bind(one[1:])
+    assert wrong(Router.bind(one[0]).bind("x")) == [
+        "router: argument 1 is part of the result of a call; only a call can take that",
+    ]
+
+
+def test_nodes_are_items_of_their_application_too() -> None:
+    draw = Model.bind(1)
+    app = build(draw.forward.bind(2), folder=Path(__file__).parent)
+    app["draw"].set_options(num_replicas=3)
+    assert app["draw"].options.num_replicas == 3
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -78,9 +78,8 @@ def wrong_with(ask: Ask, place: Place, fleet: Fleet) -> str | None:
         return f"may not have all of {place.gpus}"
     if len(set(place.gpus)) < len(place.gpus):
         return "has a GPU twice"
-    models = {room.gpus[slot].model for slot in place.gpus}
-    if len(models) > 1 and not ask.mixed_gpus:
-        return f"mixes {models}"
+    if len({_kind(ask, room.gpus[slot]) for slot in place.gpus}) > 1:
+        return f"mixes {[room.gpus[slot] for slot in place.gpus]}"
     return room.takes(place.claims)
 
 
@@ -136,7 +135,9 @@ def feasible_tiers(ask: Ask, fleet: Fleet) -> set[Tier]:
     found = set()
     if any(_holds(ask, room, group, [need.gpu_bytes(1)]) for group in _groups(ask, room, slots, 1)):
         found.add(Tier.ONE_GPU)
-    several = ask.several_gpus and ask.engine.tensor_parallel
+    listed = set(ask.tiers) or {tier for tier in Tier if _allowed(ask, tier)}
+    several = ask.engine.tensor_parallel and bool(listed & {Tier.SEVERAL_GPUS, Tier.SEVERAL_WORKERS})
+    several = several and (ask.several_gpus or bool(ask.tiers))
     sizes = [size for size in need.tensor_parallel_sizes if size == 1 or several]
     if any(
         _holds(ask, room, group, [need.gpu_bytes(size)] * size)
@@ -145,15 +146,23 @@ def feasible_tiers(ask: Ask, fleet: Fleet) -> set[Tier]:
         for group in _groups(ask, room, slots, size)
     ):
         found.add(Tier.SEVERAL_GPUS)
-    distributed = ask.several_workers and ask.engine.distributed and need.layers > 1
+    distributed = ask.engine.distributed and need.layers > 1
     if distributed and any(_pipeline(ask, room, list(_groups(ask, room, slots, size)), size, [], 0) for size in sizes):
         found.add(Tier.SEVERAL_WORKERS)
-    if ask.partial_offload and ask.engine.partial_offload and need.layers > 1 and most_layers(ask, fleet):
+    if ask.engine.partial_offload and need.layers > 1 and most_layers(ask, fleet):
         found.add(Tier.PARTIAL_OFFLOAD)
     on_cpu = [Claim(worker=one.name, cpus=ask.cpus, memory_bytes=need.offloaded(0)[1]) for one in workers]
-    if (ask.cpu or not ask.engine.needs_gpu) and any(Room(fleet).takes([claim]) is None for claim in on_cpu):
+    if ask.open_to(Tier.CPU) and any(Room(fleet).takes([claim]) is None for claim in on_cpu):
         found.add(Tier.CPU)
-    return found if 1 in need.tensor_parallel_sizes else found - {Tier.ONE_GPU}
+    return (found if 1 in need.tensor_parallel_sizes else found - {Tier.ONE_GPU}) & listed
+
+
+def _allowed(ask: Ask, tier: Tier) -> bool:
+    """What the rules of an ask allow that lists no tiers."""
+    means_gpus = ask.gpu_only or ask.gpus or ask.gpu_models or ask.gpu_share
+    on_cpu = ask.cpu or (not ask.engine.needs_gpu and not means_gpus)
+    allowances = {Tier.SEVERAL_GPUS: ask.several_gpus, Tier.SEVERAL_WORKERS: ask.several_workers}
+    return ({Tier.ONE_GPU: True, Tier.PARTIAL_OFFLOAD: ask.partial_offload, Tier.CPU: on_cpu} | allowances)[tier]
 
 
 def most_layers(ask: Ask, fleet: Fleet) -> int:
@@ -173,7 +182,7 @@ def most_layers(ask: Ask, fleet: Fleet) -> int:
 def may_be_on(ask: Ask, worker: Worker) -> bool:
     """Labels, status, choice by hand, engine."""
     chosen = ask.workers or {name for name, _ in ask.gpus}
-    suits = any(_suits(ask, gpu) for gpu in worker.gpus) or not ask.engine.needs_gpu or ask.cpu
+    suits = any(_suits(ask, gpu) for gpu in worker.gpus) or ask.open_to(Tier.CPU)
     ready = worker.status is WorkerStatus.READY
     return ask.selector.matches(worker.labels) and ready and (not chosen or worker.name in chosen) and suits
 
@@ -189,11 +198,16 @@ def _suits(ask: Ask, gpu: Gpu) -> bool:
     return gpu.vendor in ask.engine.vendors and (not ask.gpu_models or gpu.model in ask.gpu_models)
 
 
+def _kind(ask: Ask, gpu: Gpu) -> tuple[str, str]:
+    """What GPUs of one instance have in common. The models of the tests are of no known generation."""
+    return gpu.vendor, "" if ask.mixed_gpus else gpu.model
+
+
 def _groups(ask: Ask, room: Room, slots: dict[str, list[Slot]], size: int) -> Iterator[tuple[Slot, ...]]:
     """So many GPUs of one worker, of one model unless they may be mixed."""
     for mine in slots.values():
         for group in combinations(mine, size):
-            if ask.mixed_gpus or len({room.gpus[slot].model for slot in group}) == 1:
+            if len({_kind(ask, room.gpus[slot]) for slot in group}) == 1:
                 yield group
 
 
@@ -220,9 +234,9 @@ def _pipeline(
     if start == need.layers:
         return True
     used = {slot for slot, _ in taken}
-    models = {room.gpus[slot].model for slot in used}
+    models = {_kind(ask, room.gpus[slot]) for slot in used}
     for group in groups:
-        if used & set(group) or (models and not ask.mixed_gpus and room.gpus[group[0]].model not in models):
+        if used & set(group) or (models and _kind(ask, room.gpus[group[0]]) not in models):
             continue
         for stop in range(start + 1, need.layers + 1):
             each = need.stage_bytes(start, stop, size)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from pointsman.placement.asks import Arrangement, Ask, EngineAbility, Need
+from pointsman.placement.asks import Arrangement, Ask, EngineAbility, Need, Tier
 from pointsman.selection import LabelSelector
 from pointsman.types import Gpu, Worker, WorkerStatus
 
@@ -90,6 +90,8 @@ def asks(draw: st.DrawFn, name: str = "new") -> Ask:
         several_workers=draw(often),
         partial_offload=draw(often),
         cpu=draw(rarely),
-        mixed_gpus=draw(rarely),
+        gpu_only=draw(rarely),
+        tiers=draw(st.sampled_from([()] * 7 + [(Tier.CPU, Tier.ONE_GPU), (Tier.SEVERAL_GPUS,)])),
+        mixed_gpus=draw(st.sampled_from([False, False, False, True, "generations"])),
         near=draw(st.sampled_from(["", "d"])),
     )

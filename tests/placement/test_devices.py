@@ -83,10 +83,10 @@ def test_kinds_and_links() -> None:
     devices = Devices(where)
     everything = devices.able(ask(1))
     models = [kind.tolist() for kind in devices.kinds(everything, mixed=False)]
-    assert models == [[False, False, False, True, False, False], [True, True, True, False, True, True]]
-    assert [kind.tolist() for kind in devices.kinds(everything, mixed=True)] == [[True] * 6]
+    assert models == [[True, True, True, False, True, True], [False, False, False, True, False, False]]
+    assert [kind.tolist() for kind in devices.kinds(everything, mixed="generations")] == [[True] * 6]
     assert devices.by_worker.count_linked(everything).tolist() == [3, 1], "links of two workers are two links"
-    assert devices.by_worker.count_linked(devices.kinds(everything, mixed=False)[1]).tolist() == [2, 1]
+    assert devices.by_worker.count_linked(devices.kinds(everything, mixed=False)[0]).tolist() == [2, 1]
 
 
 def test_the_cache_of_masks_is_bounded() -> None:

@@ -113,3 +113,17 @@ def test_plans_can_be_carried_out(workers: list[list[int]], residents: list[int]
     for move in plan.moves:
         fleet.claim(move.instance_id, move.after)
     assert (fleet.gpus.columns[FREE_BYTES] >= 0).all()  # type: ignore[operator]
+
+
+def test_what_was_put_there_by_hand_does_not_move() -> None:
+    fleet = fleet_of((80,), (40,))
+    moves = put(fleet, ask("a", 20), "w0", 0)
+    assert defragment(ask("big", 70), fleet, [moves]) is not None
+    assert defragment(ask("big", 70), fleet, [ask("a", 20, workers=frozenset({"w0"}))]) is None
+    assert defragment(ask("big", 70), fleet, [ask("a", 20, gpus=frozenset({("w0", 0)}))]) is None
+
+
+def test_no_plan_against_a_choice_by_hand() -> None:
+    fleet = fleet_of((80,), (40,))
+    moves = put(fleet, ask("a", 20), "w0", 0)
+    assert defragment(ask("big", 70, workers=frozenset({"w1"})), fleet, [moves]) is None

@@ -41,7 +41,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 @settings(max_examples=100)
 def test_the_first_tier_that_fits_is_used(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
     feasible = feasible_tiers(ask, fleet)
-    first = next((tier for tier in Tier if tier in feasible), None)
+    first = next((tier for tier in ask.tiers or Tier if tier in feasible), None)
     found = Placer(fleet, Workload(usual) if usual else None).place(ask)
     assert (found.place.tier if isinstance(found, Placed) else None) is first
     if isinstance(found, Placed):
@@ -62,7 +62,13 @@ EVERYTHING = EngineAbility(needs_gpu=False, partial_offload=True)
 @settings(max_examples=100)
 def test_each_tier_alone(tier: type[ResourceFit], fleet: Fleet, ask: Ask) -> None:
     ask = msgspec.structs.replace(
-        ask, engine=EVERYTHING, several_gpus=True, several_workers=True, partial_offload=True, workers=frozenset()
+        ask,
+        engine=EVERYTHING,
+        several_gpus=True,
+        several_workers=True,
+        partial_offload=True,
+        workers=frozenset(),
+        tiers=(),
     )
     expected = tier.tier in feasible_tiers(ask, fleet)
     alone = Placer(fleet)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.placement.asks import Arrangement, Ask, Tier
-from pointsman.placement.fleet import FREE_BYTES, Fleet
+from pointsman.placement.fleet import FREE_BYTES, TENANTS, Fleet
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.render.text import trace_table
@@ -55,7 +55,7 @@ def test_tiers_that_are_off_are_left_out(off: dict[str, bool], tier: Tier) -> No
         (ask(40), fleet(worker("w0", 80), worker("w1", 80)), "w0/0"),  # of equals the first
         (ask(40, arrangement=SPREAD), fleet(worker("w0", 80), worker("w1", 80)), "w0/0"),
         (ask(40), fleet(worker("w0", 80), worker("w1", 80, cpus=32)), "w1/0"),  # the fullest
-        (ask(40, arrangement=SPREAD), fleet(worker("w0", 48), worker("w1", 80)), "w1/0"),
+        (ask(40, arrangement=SPREAD), fleet(worker("w0", 48), worker("w1", 80)), "w0/0"),  # the large hole stays
         (ask(40, near="p"), fleet(worker("w0", 40), worker("w1", 80), p1=("w1", 0, 1)), "w1/0"),
         (
             ask(40, near="p"),
@@ -129,17 +129,18 @@ def test_spread_uses_every_worker_before_any_twice(racks: list[str], data: st.Da
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.lists(st.integers(20, 80), min_size=1, max_size=6))
-def test_packing_takes_the_tightest_gpu(wanted: list[int], sizes: list[int]) -> None:
+def test_packing_takes_a_gpu_in_use_and_then_the_tightest(wanted: list[int], sizes: list[int]) -> None:
     where = fleet(worker("w0", *sizes))
     for number, size in enumerate(wanted):
         free = [float(value) for value in where.gpus.columns[FREE_BYTES]]
-        enough = [left for left in free if left >= size * GIB]
+        used = [one > 0 for one in where.gpus.columns[TENANTS]]
+        enough = [(not used[at], left) for at, left in enumerate(free) if left >= size * GIB]
         asked = Ask(instance_id=str(number), need=need(size, sizes=(1,)))
         found = Placer(where).place(asked)
         assert isinstance(found, Placed) is bool(enough)
         if isinstance(found, Placed):
             [(_, index)] = found.place.gpus
-            assert free[index] == min(enough)
+            assert (not used[index], free[index]) == min(enough)
             where.claim(asked.instance_id, found.place)
 
 

@@ -82,7 +82,7 @@ def told(asked: Ask, where: Fleet) -> list[str]:
             fleet(worker("w0", 40, gpu(1, 40, model="L40"))),
             [
                 "needs 50.0 GiB on one GPU; largest free is 40.0 GiB on w0/gpu0",
-                "with GPUs of different models allowed it would fit on w0/gpu0, w0/gpu1",
+                "with GPUs of different generations allowed it would fit on w0/gpu0, w0/gpu1",
             ],
         ),
         (
@@ -115,7 +115,7 @@ def told(asked: Ask, where: Fleet) -> list[str]:
             fleet(worker("w0", 20), worker("w1", gpu(0, 40, model="L40"))),
             [
                 "needs 60.0 GiB on one GPU; largest free is 40.0 GiB on w1/gpu0",
-                "with several workers and GPUs of different models allowed it would fit on w1/gpu0, w0/gpu0",
+                "with several workers and GPUs of different generations allowed it would fit on w1/gpu0, w0/gpu0",
             ],
         ),
         (ask(10), fleet(), []),

@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pointsman.routing.producers.prefix import AT_ONCE, ROW, Chain, PrefixIndex, block_hashes, first_link, token_bytes
+from pointsman.routing.producers.prefix_index import (
+    AT_ONCE,
+    ROW,
+    Chain,
+    IndexMemory,
+    KnownRows,
+    PrefixIndex,
+    block_hashes,
+    first_link,
+    token_bytes,
+)
 
 # Hashes
 
@@ -56,6 +66,26 @@ def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: 
     hashed = prompt if most is None else prompt[: most * block_size * 4]
     assert chain.links == chain_of(model, salt, hashed, block_size)
     assert chain.blocks == chain.blocks_in(len(chain.links)) == ceil(len(hashed) / 4 / block_size)
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=6), st.integers(1, 3), st.integers(0, 6) | st.just(1000))
+def test_what_is_known_of_other_prompts_changes_no_hash(shared: list[int], block_size: int, rows: int) -> None:
+    """Prompts that begin alike, with memory for few rows or for many."""
+    known = KnownRows(IndexMemory(rows * KnownRows.SHARE * KnownRows.ROW_BYTES))
+    for number, length in enumerate(shared):
+        prompt = b"x" * length + b"%04d" % number * (length // 8)
+        chain = block_hashes(prompt, first_link("m"), block_size, known=known)
+        assert chain == block_hashes(prompt, first_link("m"), block_size)
+        assert len(known) <= rows
+
+
+@given(st.integers(0, 3000), st.integers(1, 3), st.integers(1, 900))
+def test_no_more_is_hashed_than_a_server_can_hold(length: int, block_size: int, held: int) -> None:
+    whole = block_hashes(b"x" * length, first_link("m"), block_size)
+    chain = block_hashes(b"x" * length, first_link("m"), block_size, held=held)
+    assert chain.blocks == whole.blocks
+    assert chain.links == whole.links[: len(chain.links)]
+    assert min(held, whole.blocks) <= chain.blocks_in(len(chain.links)) < 2 * held + 2 * ROW
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 3), st.none() | st.integers(0, 900))

@@ -109,6 +109,7 @@ def test_as_plain_data() -> None:
         "met_deadline": True,
         "cost": None,
         "dropped": None,
+        "predicted": None,
         "failed_tries": [{"instance": "j", "why": "reset"}],
         "refusal": None,
         "rejected": {},

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from math import inf
@@ -140,6 +140,9 @@ class Load:
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object) -> None:
         self.measurements.append(metrics)
+
+    def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
+        self.measurements += [metrics for _, metrics in readings]
 
     def activity(self, deployment: str, instance_id: str) -> Activity | None:
         return self.seen
@@ -328,6 +331,26 @@ def test_a_probe_that_cannot_be_made_is_no_evidence() -> None:
                 await eventually(lambda: len(made.told) == 2, "the next probe")
             assert await made.probe() == Answered("i", readiness=False)
             assert made.probes.problems() == []
+
+    run(story())
+
+
+def test_an_answer_from_a_worker_that_is_cut_off_counts_once_the_worker_answers() -> None:
+    async def story() -> None:
+        async with bench() as made:
+            cut_off = {"i"}
+            made.probes.is_out_of_reach = cut_off.__contains__
+            made.probes.probe("i", made.address, HEALTH, True, 10.0)
+            await eventually(lambda: "i" in made.probes._held, "the answer is held back")
+            made.probes.back_in_reach()
+            assert made.told == []
+            cut_off.clear()
+            made.probes.back_in_reach()
+            made.probes.back_in_reach()
+            assert made.told == [Answered("i", readiness=True)]
+            cut_off.add("i")
+            made.server.answer = lambda path: None
+            assert isinstance(await made.probe(timeout_s=0.05), Silent), "silence counts at once"
 
     run(story())
 

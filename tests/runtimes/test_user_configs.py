@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from pointsman.control.desired import Address
-from pointsman.runtimes.probes import UserConfigs
+from pointsman.runtimes.user_configs import UserConfigs
 from tests.runtimes.local.planes import run
 from tests.runtimes.local.processes import eventually
 
@@ -80,7 +80,9 @@ def test_refusals_are_problems_and_unreachable_replicas_are_retried() -> None:
         async with replica.serving() as address:
             configs.configure({"a.n": 1})
             configs.admitted("a.n-1", "a.n", address)
-            await eventually(lambda: configs.problems() == ["a.n-1 refused its user config (500): oops"])
+            await eventually(lambda: configs.problems() == ["a.n-1 refused its user config: oops"])
+            assert configs.status_of("a.n") == {"user_config": {"awaited": 0, "problems": configs.problems()}}
+            assert configs.status_of("a.other") == {}
             configs.retry()
             await asyncio.sleep(0)
             assert len(replica.told) == 1, "a refused config is not sent again"
@@ -92,6 +94,7 @@ def test_refusals_are_problems_and_unreachable_replicas_are_retried() -> None:
             configs.retry()
             await eventually(lambda: replica.told[1:] == [b"2"])
             await eventually(lambda: configs.problems() == [])
+            assert configs.status_of("a.n") == {}
         configs.close()
 
     run(story())

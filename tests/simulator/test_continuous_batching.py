@@ -129,7 +129,7 @@ def test_a_job_can_be_cancelled_in_any_state() -> None:
     for job in (writing, reading, waiting):
         engine.submit(job, 0.0)
     engine.advance(0.025)
-    assert (engine.generated(writing), engine.generated(reading), engine.waiting) == (2, 0, 1)
+    assert (engine.generated(writing, 0.025), engine.generated(reading, 0.025), engine.waiting) == (2, 0, 1)
     for job in (writing, reading, waiting):
         engine.cancel(job, 0.026)
         engine.cancel(job, 0.026)
@@ -192,9 +192,11 @@ SMALL = st.builds(
 )
 
 
-def play(limits: Limits, loads: list[Load]) -> tuple[ContinuousBatching, dict[Job, list[float]], list[Job], list[Job]]:
+def play(
+    limits: Limits, loads: list[Load], *, every_token: bool = True
+) -> tuple[ContinuousBatching, dict[Job, list[float]], list[Job], list[Job]]:
     """The engine at the end, the token times of each job, the finished jobs, and the cancelled ones."""
-    engine = ContinuousBatching(H100, limits)
+    engine = ContinuousBatching(H100, limits, every_token=every_token)
     events: list[tuple[float, int, Job, bool]] = []
     now = 0.0
     for number, load in enumerate(loads):
@@ -213,7 +215,10 @@ def play(limits: Limits, loads: list[Load]) -> tuple[ContinuousBatching, dict[Jo
         for step in steps:
             for job in step.produced:
                 tokens[job].append(step.at)
-            finished.extend(step.finished)
+            for job in step.finished:
+                finished.append(job)
+                if not every_token and (not tokens[job] or tokens[job][-1] != step.at):
+                    tokens[job].append(step.at)
 
     for at, _, job, comes in events:
         note(engine.advance(at))
@@ -253,6 +258,26 @@ def test_the_same_load_takes_the_same_time(limits: Limits, loads: list[Load]) ->
     assert runs[0] == runs[1]
 
 
+@given(SMALL, LOADS)
+def test_stretches_change_no_time(limits: Limits, loads: list[Load]) -> None:
+    """Steps that are taken together end when they would end one by one."""
+
+    def played(every_token: bool) -> tuple[list[tuple[float, float]], list[int], list[int], float]:
+        engine, tokens, finished, _ = play(limits, loads, every_token=every_token)
+        times = [(at[0], at[-1] if job in finished else 0.0) for job, at in tokens.items() if at]
+        return (
+            times,
+            [job.generated for job in tokens],
+            [job.cached_tokens for job in tokens],
+            engine.counts.preemptions,
+        )
+
+    singly, together = played(True), played(False)
+    assert together[1:] == singly[1:]
+    for (first, last), (other_first, other_last) in zip(singly[0], together[0], strict=True):
+        assert (other_first, other_last) == pytest.approx((first, last), rel=1e-9)
+
+
 @given(SMALL, LOADS, st.lists(st.floats(0, 3), max_size=20))
 def test_advancing_more_often_changes_nothing(limits: Limits, loads: list[Load], looks: list[float]) -> None:
     def times(looks: list[float]) -> list[float]:
@@ -290,3 +315,38 @@ def test_running_jobs_never_exceed_the_seats(limits: Limits, loads: list[Load]) 
         engine.submit(Job(load.prompt_tokens, load.output_tokens), 0.0)
     for step in steps_of(engine):
         assert len(step.produced) <= limits.max_num_seqs
+
+
+@given(SMALL, LOADS, st.lists(st.floats(0.0, 0.02), min_size=1, max_size=80))
+def test_metrics_are_those_of_single_steps_and_stay_for_as_long_as_said(
+    limits: Limits, loads: list[Load], gaps: list[float]
+) -> None:
+    """Between jobs that come and go, whatever steps are taken together."""
+    engine, stepwise = (ContinuousBatching(H100, limits, every_token=every) for every in (False, True))
+    changes: list[tuple[float, Load, Job, Job]] = []
+    at = 0.0
+    for load in loads:
+        at += load.after_s
+        one, twin = (Job(load.prompt_tokens, load.output_tokens) for _ in range(2))
+        changes.append((at, load, one, twin))
+        if load.cancelled_after_s is not None:
+            changes.append((at + load.cancelled_after_s, load, one, twin))
+    changes.sort(key=lambda change: change[0])
+    submitted: set[Job] = set()
+    now, until, before = 0.0, -1.0, engine.load(0.0)
+    for gap in gaps:
+        now += gap
+        while changes and changes[0][0] <= now:
+            at, _, one, twin = changes.pop(0)
+            for each, job in ((engine, one), (stepwise, twin)):
+                if one in submitted:
+                    each.cancel(job, at)
+                else:
+                    each.submit(job, at)
+            submitted.add(one)
+            until = -1.0
+        found = engine.load(now)
+        assert found == stepwise.load(now)
+        assert now >= until or found == before
+        before, until = found, engine.load_until(now)
+        assert until > now

@@ -261,7 +261,7 @@ def test_files_of_killed_processes_are_removed(tmp_path: Path, shared: SharedBuf
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", ".hidden"])
 def test_a_blob_cannot_name_other_files(name: str, shared: SharedBuffers) -> None:
-    blob = b"\x02" + msgspec.msgpack.encode([name, 10, [[0, 10]], pickle.dumps(1), []])
+    blob = b"\x02" + msgspec.msgpack.encode([name, "", 10, [[0, 10]], pickle.dumps(1), []])
     with pytest.raises(UnreadableBlob, match="cannot be in shared memory"):
         decode_value(blob, shared)
 

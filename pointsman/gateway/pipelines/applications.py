@@ -16,7 +16,14 @@ from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, exporting
 from pointsman.gateway.pipelines.request import PipelineRequest, RequestContext
-from pointsman.gateway.pipelines.results import ARGUMENTS, HttpSink, ResponseSink, SharedFiles, inputs_of
+from pointsman.gateway.pipelines.results import (
+    HttpSink,
+    ResponseSink,
+    SharedFiles,
+    arguments_of,
+    has_arguments,
+    inputs_of,
+)
 from pointsman.gateway.pipelines.step_call import StepCall, StepFailure
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
@@ -36,11 +43,11 @@ if TYPE_CHECKING:
 
 
 SCHEMA_S = 1.0
-"""How long a document is shown before a replica is asked again."""
+"""How long a document is shown before it is requested from a replica again."""
 
 
 class SchemaPage:
-    """The document of an application. One question to a replica, at most every `SCHEMA_S`, serves all who ask."""
+    """The document of an application. One request to a replica, at most every `SCHEMA_S`, serves all clients."""
 
     def __init__(self, gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> None:
         self._gateway = gateway
@@ -112,7 +119,7 @@ class SchemaPage:
 
 
 def shape_of(paths: Iterable[Sequence[Access]]) -> dict[str, Any]:
-    """The JSON schema of an input of which these parts are used, as far as it follows from that."""
+    """The JSON schema of an input, as far as it follows from the parts that are used."""
     parts: dict[int | str, list[Sequence[Access]]] = {}
     for path in paths:
         if not path:
@@ -194,11 +201,11 @@ class Applications:
             load_arrays()
         pages = self._gateway.pages.exact
         for name in self._prepared:
-            pages.pop(f"/{name}".encode(), None)
-            pages.pop(f"/{name}/openapi.json".encode(), None)
+            for path in (f"/{name}", f"/{name}/", f"/{name}/openapi.json"):
+                pages.pop(path.encode(), None)
         self._prepared = {plan.name: PreparedApplication(plan) for plan in plans}
         for name, application in self._prepared.items():
-            pages[f"/{name}".encode()] = self._page(application)
+            pages[f"/{name}".encode()] = pages[f"/{name}/".encode()] = self._page(application)
             schema = SchemaPage(self._gateway, self.replica_calls, application)
             reader = self._gateway.admission.page_reader
             pages[f"/{name}/openapi.json".encode()] = GatewayPage(schema, reader, READ)
@@ -247,11 +254,13 @@ class Applications:
         self, application: PreparedApplication, context: RequestContext, sink: ResponseSink, http: HttpRequest
     ) -> None:
         """Start a request. Raises `BadRequest` or `BadInput` if its input cannot be read."""
-        if http.headers.get(b"content-type") == ARGUMENTS or not application.ingress:
+        if application.ingress:
+            if has_arguments(http):
+                arguments_of(http.body)  # refused here if they cannot be read; the ingress reads them again
+            self.enter(application, context, sink).begin_from_http(http)
+        else:
             inputs = inputs_of(application, http)
             self.enter(application, context, sink).begin(inputs)
-        else:
-            self.enter(application, context, sink).begin_from_http(http)
 
     def enter(
         self,
@@ -260,7 +269,7 @@ class Applications:
         sink: ResponseSink,
         caller: PipelineRequest | None = None,
     ) -> PipelineRequest:
-        """A request in flight, which the caller of this begins."""
+        """Register a request in flight; the caller begins it."""
         request = PipelineRequest(self._gateway, self, application, context, sink, caller)
         sink.wait_for(request)
         self._in_flight[context.request_id] = request
@@ -271,7 +280,7 @@ class Applications:
     # Requests that have ended
 
     def record_of(self, request_id: str) -> PipelineRecord | None:
-        """The record of a request, with what is known of the models that its steps have called."""
+        """The record of a request, with what is known about the models that its steps have called."""
         record = self.records.get(request_id)
         for step in () if record is None else record.steps:
             if step.instance:
@@ -312,7 +321,7 @@ class ReplicaCalls:
         self._gateway = gateway
         self._applications = applications
         self.secret = b""
-        """By which the replicas of a plane and its gateway recognise each other."""
+        """The secret by which the replicas of a plane and its gateway recognise each other."""
         pages = gateway.pages
         pages.exact[CALLS], pages.trees[MODELS] = (
             GatewayPage(self._call, self.check),
@@ -354,7 +363,7 @@ class ReplicaCalls:
         self._applications.enter(call, context, sink, caller).begin(list(map(bytes, blobs)))
 
     def _call_model(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
-        """A call of a model: admitted already, but its tokens are its tenant's."""
+        """Call a model. The request was admitted already, but the tokens are charged to its tenant."""
         headers = http.headers
         del headers[SECRET]
         step = headers.pop(CALLER, b"").decode("latin-1")
@@ -368,7 +377,7 @@ class ReplicaCalls:
         self._gateway.infer(client, http, tenant, part_id=request_id)
 
     def check(self, http: HttpRequest, client: GatewayConnection) -> None:
-        """Raises `NotAdmitted` if it is not a process of this plane."""
+        """Raise `NotAdmitted` if the sender is not a process of this plane."""
         if not self.secret or not hmac.compare_digest(http.headers.get(SECRET, b""), self.secret):
             raise NotAdmitted(403, "only replicas of this plane may call this", "forbidden")
 
@@ -380,7 +389,7 @@ def _deadline(settings: Extension, now: float) -> float | None:
 
 
 def refused(error: NotAdmitted | BadRequest | BadInput) -> NotAdmitted:
-    """How a request is answered that is not begun."""
+    """The answer to a request that is not begun."""
     if isinstance(error, NotAdmitted):
         return error
     status, code = (422, "bad_input") if isinstance(error, BadInput) else (400, "invalid_body")

@@ -18,7 +18,7 @@ class PreparedStep(msgspec.Struct, frozen=True):
 
     step: Step
     deployment: str
-    """Its lane; for a model, the name of the model."""
+    """The name of its lane; for a model, the name of the model."""
     args: msgspec.Raw
     kwargs: msgspec.Raw
     sources: tuple[InputValue | StepResult, ...]
@@ -67,7 +67,8 @@ def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
     sources: dict[Any, int] = {}
 
     def number(reference: Any) -> Any:
-        return placeholder(sources.setdefault(reference, len(sources)))
+        whole = StepResult(reference.index) if isinstance(reference, StepResult) else reference
+        return placeholder(sources.setdefault(whole, len(sources)), getattr(reference, "path", ()))
 
     args, kwargs = template(filled(step.args, number)), template(filled(step.kwargs, number))
     return PreparedStep(step, deployment_of(plan, step.node, step.rank), args, kwargs, tuple(sources))

@@ -53,7 +53,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
     steps: list[StepRecord]
     ended_at: float | None = None
     status: int | None = None
-    """Of the answer; None if there is none."""
+    """Status of the answer; None if there is none."""
     failure: str = ""
 
     @property
@@ -68,7 +68,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
     def summary(self) -> dict[str, Any]:
-        """As that of a request to a model."""
+        """A summary in the form of that of a request to a model."""
         instances = {step.instance for step in self.steps if step.instance}
         return {
             "request_id": self.request_id,
@@ -189,12 +189,12 @@ class StepJournal:
 
 
 # OpenTelemetry traces: a span for the request and one for each step. Spans are made when a request has ended, from its
-# record, so that they cost nothing before. Only where OpenTelemetry is installed (`pip install 'pointsman[otel]'`) and
-# configured by its own environment variables.
+# record, so that they cost nothing before. They are made only if OpenTelemetry is installed (`pip install
+# 'pointsman[otel]'`) and configured by its own environment variables.
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 Export = Callable[[PipelineRecord, str], None]
-"""(record, traceparent) of a request that has ended."""
+"""Called with (record, traceparent) of a request that has ended."""
 
 
 def exporting() -> Export | None:

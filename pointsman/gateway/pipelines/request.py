@@ -22,6 +22,7 @@ from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Run
 from pointsman.pipeline.building import INGRESS
+from pointsman.pipeline.flow import NoSuchPart
 from pointsman.types import RequestMetadata
 from pointsman.wire import CallHead, Form, HttpHead, UnreadableBlob, decode_plain, encode_call, encode_plain, template
 
@@ -66,7 +67,7 @@ class StepCalls:
         self._home = home
         self._application = application
         self._form = form
-        """Of the answer."""
+        """The form of the answer."""
         self._calls: dict[int, StepCall] = {}
         """By index of the step."""
         self.models: dict[int, ModelCall] = {}
@@ -188,11 +189,11 @@ class StepCalls:
         )
 
     def _comes_in_pieces(self, index: int) -> bool:
-        """Whether what a step yields is passed on as it comes."""
+        """Whether values that a step yields are passed on as they come."""
         return index == self._application.flow.streams and self._form in IN_PIECES
 
     def settle(self, index: int, body: bytes = b"") -> ModelCall | None:
-        """Charge the tokens of a model to the tenant, as if it had sent the request itself; None if it is no model."""
+        """Charge a model's tokens to the tenant, as if it had sent the request itself; None if it is not a model."""
         model, call = self.models.get(index), self._calls.get(index)
         if model is not None and call is not None:
             usage = model.usage(body)
@@ -212,7 +213,7 @@ class StepCalls:
                 note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
-        """Give all calls up; their steps."""
+        """Give all calls up; returns their steps."""
         calls, self._calls = self._calls, {}
         for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)
@@ -248,7 +249,7 @@ class PipelineRequest:
         self.results = Results(application.flow, sink.form)
         self._calls = StepCalls(self, gateway, home, application, sink.form)
         self.over = False
-        """It has an answer, or will have none."""
+        """Whether it has an answer, or will have none."""
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
         deadline_ms = None if context.deadline is None else float(round((context.deadline - now) * 1000))
@@ -267,13 +268,13 @@ class PipelineRequest:
         self._calls.send_input(http, now)
 
     def begin(self, inputs: list[bytes]) -> None:
-        """The input is there: a blob for each part that is used."""
+        """Begin with the input: a blob for each part that is used."""
         self.results.inputs = inputs
         self._start(self._run.begin(), time.monotonic())
 
     def _start(self, ready: Sequence[int], now: float) -> None:
         for index in ready:
-            if self.over:  # because of one before
+            if self.over:  # because an earlier step failed
                 return
             step = self._application.steps[index]
             self.journal.began(index, step.step.id, step.step.node, now)
@@ -329,7 +330,7 @@ class PipelineRequest:
         self._sink.ended()
 
     def step_failed(self, index: int, failure: StepFailure) -> None:
-        """Without the result of a step, there is no answer."""
+        """Fail the request: without the result of a step, there is no answer."""
         now = self._step_over(index, failure.why)
         if self.over:
             return
@@ -346,7 +347,7 @@ class PipelineRequest:
     # The end
 
     def _late(self, index: int | None) -> None:
-        """The time of a step, or of everything, is over."""
+        """Handle the deadline of a step or of the request."""
         if self.over or (index is not None and index not in self._calls):
             return
         now = time.monotonic()
@@ -363,6 +364,9 @@ class PipelineRequest:
         except UnreadableBlob as error:
             why = f"a part of the answer is not plain data: {error}"
             self._fail(StepFailure(500, why, "not_plain"), None)
+            return
+        except NoSuchPart as error:
+            self._fail(StepFailure(500, str(error), "node_failed"), None)
             return
         self._finish(200)
         self._sink.answer(content_type, body)

@@ -1,4 +1,4 @@
-"""The values of a pipeline request: the parts of its input, the results of its steps, and the answer made of them.
+"""The values of a pipeline request: the parts of its input, the results of its steps, and the answer made from them.
 
 Values are blobs that are not decoded here, except parts of an answer that must be joined as JSON.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from pointsman.errors import shown
 from pointsman.gateway.connection import GatewayConnection
-from pointsman.gateway.openai import BadRequest, error_body, error_kind
+from pointsman.gateway.openai import BadRequest, error_kind
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedStep
 from pointsman.gateway.pipelines.step_call import StepFailure
 from pointsman.http.heads import HttpRequest
@@ -21,8 +21,8 @@ from pointsman.pipeline import Flow
 from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
 from pointsman.pipeline.graph import filled
 from pointsman.runtimes.interface import BackgroundTasks, SharedMemory
-from pointsman.wire import BLOB as BLOB_NAME
 from pointsman.wire import (
+    ARGUMENTS,
     Form,
     UnreadableBlob,
     Unsendable,
@@ -31,9 +31,11 @@ from pointsman.wire import (
     composed,
     decode_plain,
     encode_plain,
+    failed_piece,
     files_of,
     placeholder,
 )
+from pointsman.wire import BLOB as BLOB_NAME
 
 if TYPE_CHECKING:
     from pointsman.gateway.pipelines.request import PipelineRequest
@@ -49,9 +51,9 @@ VALUE: Form = "value"
 PIECES: Form = "pieces"
 """Forms for handles: a value as it is; VALUE: without shared memory; PIECES: a value per piece."""
 IN_PIECES = frozenset({JSON, EVENTS, PIECES})
-"""Forms in which what a generator yields is passed on as it comes."""
+"""Forms in which the values of a generator are passed on as they come."""
 ACCEPTED: dict[bytes, Form] = {BLOB_NAME.encode(): VALUE, f"{BLOB_NAME}; pieces".encode(): PIECES}
-"""What handles accept -> the form."""
+"""The type that a handle accepts -> the form."""
 
 
 class ResponseSink(Protocol):
@@ -60,7 +62,7 @@ class ResponseSink(Protocol):
     form: Form
 
     def wait_for(self, handler: RequestHandler) -> None:
-        """The handler that makes the answer; it learns if the client disconnects or reads slowly."""
+        """Takes the handler that makes the answer, which must learn if the client disconnects or reads slowly."""
 
     def answer(self, content_type: bytes, body: bytes) -> None: ...
 
@@ -102,33 +104,45 @@ class HttpSink:
         self._stream.end()
 
     def failed(self, failure: StepFailure, step: str, node: str) -> None:
-        stream = self._stream
-        if stream is not None:
-            if self.form != EVENTS or not stream.is_chunked:
-                self._client.abort()  # only the end of the connection can tell
-                return
-            words = f"the answer was cut off: {failure.of_node(node)}"
-            stream.end(event(error_body(words, "server_error", failure.code, **self._details(failure, step, node))))
+        if self._stream is not None:
+            self._failed_after_pieces(self._stream, failure, step, node)
         elif failure.body:
             self._client.answer(failure.status, failure.body, lines=self._id_line)
         else:
             retry = b"" if failure.retry_after_s is None else b"retry-after: %d\r\n" % failure.retry_after_s
-            details = self._details(failure, step, node)
-            body = error_body(failure.of_node(node), error_kind(failure.status), failure.code, **details)
+            body = self._error(failure.of_node(node), failure, step, node)
             self._client.answer(failure.status, body, lines=self._id_line + retry)
 
+    def _failed_after_pieces(self, stream: ResponseStream, failure: StepFailure, step: str, node: str) -> None:
+        words = failure.of_node(node)
+        if not failure.is_between_pieces:
+            words = f"the answer was cut off: {words}"
+        body = self._error(words, failure, step, node)
+        if self.form == EVENTS and stream.is_chunked:
+            stream.end(event(body))
+        elif self.form == PIECES and failure.is_between_pieces:
+            stream.end(failed_piece(failure.status, body))
+        else:
+            self._client.abort()  # only the end of the connection can tell
+
+    def _error(self, words: str, failure: StepFailure, step: str, node: str) -> bytes:
+        details: dict[str, Any] = {"message": words, "type": error_kind(failure.status), "param": None}
+        details |= {"code": failure.code} | self._details(failure, step, node)
+        return msgspec.json.encode({"error": details})
+
     def _details(self, failure: StepFailure, step: str, node: str) -> dict[str, Any]:
-        details = {"node": node, "step": step} if node else {}
+        details: dict[str, Any] = {"node": node, "step": step} if node else {}
+        if self.form in (BLOB, VALUE, PIECES):  # for a handle, which raises it again
+            return details | dict(failure.raised)
         return details | ({"traceback": failure.traceback} if self._wants_traceback and failure.traceback else {})
 
 
-ARGUMENTS = b"application/x-pointsman-arguments"
-"""The content type of the arguments of a handle's call: a plain blob of args and kwargs."""
+ARGUMENTS_TYPE = ARGUMENTS.encode()
 
 
 def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes]:
     """The parts of the input that are used, each as a blob. Raises `BadRequest` or `BadInput`."""
-    value = _arguments(http.body) if http.headers.get(b"content-type") == ARGUMENTS else _json(http.body)
+    value = arguments_of(http.body) if has_arguments(http) else _json(http.body)
     try:
         return [encode_plain(part_of(value, part.path)) for part in application.flow.inputs]
     except Unsendable as error:  # JSON has integers of any size
@@ -145,7 +159,12 @@ def _json(body: bytes | memoryview) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def _arguments(body: bytes | memoryview) -> Any:
+def has_arguments(http: HttpRequest) -> bool:
+    """Whether the body is that of a handle's call."""
+    return http.headers.get(b"content-type") == ARGUMENTS_TYPE
+
+
+def arguments_of(body: bytes | memoryview) -> Any:
     try:
         check_counts(body)
         arguments = decode_plain(body)
@@ -162,7 +181,7 @@ BLOB_TYPE = BLOB_NAME.encode()
 
 
 class Results:
-    """The values of one request, whose answer is wanted in this form."""
+    """The values of one request, and the form of its answer."""
 
     def __init__(self, flow: Flow, form: Form) -> None:
         self._flow = flow
@@ -215,13 +234,22 @@ class Results:
             return kind, self._blob(StepResult(flow.streams))
         if is_value:
             parts: dict[Any, int] = {}
-            output = filled(flow.output, lambda part: placeholder(parts.setdefault(part, len(parts))))
+
+            def number(part: Any) -> Any:
+                if isinstance(part, InputValue):
+                    return placeholder(parts.setdefault(part, len(parts)))
+                return placeholder(parts.setdefault(StepResult(part.index), len(parts)), part.path)
+
+            output = filled(flow.output, number)
             return BLOB_TYPE, composed(output, [self._blob(part) for part in parts])
         return JSON_TYPE, msgspec.json.encode(filled(flow.output, self._as_json))
 
     def _as_json(self, part: Any) -> Any:
-        """Part of an answer that is made of several results."""
+        """A part, as JSON, of an answer that is made from several results."""
         is_json = isinstance(part, StepResult) and self.form_of(part.index) == WHOLE
+        if isinstance(part, StepResult) and part.path:
+            blob = self._blob(part)
+            return part.of(msgspec.json.decode(blob) if is_json else decode_plain(blob))
         return msgspec.Raw(self._blob(part)) if is_json else decode_plain(self._blob(part))
 
 
@@ -239,7 +267,7 @@ READ_S = 30.0
 
 
 class SharedFiles:
-    """Removes files in shared memory when their requests need them no more, so that senders reuse them."""
+    """Removes files in shared memory when their requests no longer need them, so that senders can reuse the memory."""
 
     def __init__(self, loop: AbstractEventLoop, tasks: BackgroundTasks) -> None:
         self._loop = loop

@@ -2,6 +2,7 @@
 allowed, and ended once."""
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -25,29 +26,34 @@ from pointsman.gateway.tenants import Charge
 from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage, note_answer
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
+from pointsman.pipeline.flow import NoSuchPart
 from pointsman.pipeline.graph import filled
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.types import RequestMetadata
-from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, read_template
+from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, failure_after_pieces, read_template
 
 NOT_BEGUN = frozenset({429, 503})
 """Statuses of a replica or a model that has not begun the call: it may be sent to another."""
 MAX_RESULT_BYTES = 256 * 1024 * 1024
-"""Of a result that comes in pieces and is needed as a whole."""
+"""Maximum size of a result that comes in pieces and is needed as a whole."""
 
 
 class StepFailure(msgspec.Struct, frozen=True):
     """Why a step has no result."""
 
     status: int
-    """Of the answer to the client."""
+    """Status of the answer to the client."""
     why: str
     code: str
     traceback: str = ""
+    raised: Mapping[str, str] = {}
+    """What the code raised, for handles: type, message and, if it can be sent, the exception itself."""
     body: bytes = b""
     """The response of the replica, if it is passed on as it is."""
     retry_after_s: int | None = None
     """None if trying again is of no use."""
+    is_between_pieces: bool = False
+    """It came after whole pieces of the answer, from the code: nothing was cut off."""
 
     def of_node(self, node: str) -> str:
         """The reason, with the node that failed."""
@@ -82,18 +88,18 @@ class StepCall(InFlight, eq=False):
     """Header lines, each with its end."""
     _body: bytes
     idempotent: bool
-    """It may be sent again although a replica may have begun it."""
+    """Whether it may be sent again although a replica may have begun it."""
     in_pieces: bool
-    """Pieces are passed on as they come; else the result is passed on as a whole."""
+    """Whether pieces are passed on as they come; if not, the result is passed on as a whole."""
     is_model: bool = False
-    """It is a call of a model, not of a replica."""
+    """Whether it calls a model, not a replica."""
     _sent_body: bytes = b""
-    """As the instance gets it."""
+    """The body as the instance gets it."""
     _sent: bool = False
     """A replica may have begun it."""
     _pieces: list[bytes] | None = None
     _events: EventStream | None = None
-    """Of a stream of events: they are passed on as they come, and only those with data move the deadline."""
+    """Reads a stream of events: all are passed on as they come, and only those with data extend the deadline."""
 
     def begin(self, now: float) -> None:
         """Hand it to the dispatcher of its lane."""
@@ -132,7 +138,7 @@ class StepCall(InFlight, eq=False):
         note_answer(self, status, None)
         failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
         if kept is not None and status not in NOT_BEGUN:
-            failure = failure_of(status, kept.body)
+            failure = failure_of(status, kept.body, is_model=self.is_model)
         self._listener.step_failed(self._index, failure)
         self.lane.look_for_idle()
 
@@ -155,7 +161,7 @@ class StepCall(InFlight, eq=False):
         if head.status == 200:
             self._listener.step_answered(self._index, head, body)
         else:
-            self._listener.step_failed(self._index, failure_of(head.status, body))
+            self._listener.step_failed(self._index, failure_of(head.status, body, is_model=self.is_model))
 
     def stream_began(self, head: ResponseHead) -> None:
         self._head = head
@@ -179,7 +185,7 @@ class StepCall(InFlight, eq=False):
             self._failed(f"its result has more than {MAX_RESULT_BYTES >> 20} MiB", retry=False)
 
     def _renew(self, payload: bytes, now: float) -> None:
-        """Move the deadline if this is progress: what a generator has yielded, an event with data, or enough bytes."""
+        """Extend the deadline if this is progress: a value of a generator, an event with data, or enough bytes."""
         events, head = self._events, self._head
         if events is not None:
             events.feed(payload)
@@ -188,9 +194,16 @@ class StepCall(InFlight, eq=False):
         elif events is None:
             self._renew_by_bytes(payload, now)
 
-    def stream_ended(self) -> None:
+    def stream_ended(self, trailers: bytes = b"") -> None:
         head, pieces = self._head, self._pieces
         assert head is not None
+        raised = failure_after_pieces(trailers) if trailers and head.status == 200 else None
+        if raised is not None:
+            self._attempt = None
+            self._ended(raised[0])
+            failure = msgspec.structs.replace(failure_of(*raised), is_between_pieces=True)
+            self._listener.step_failed(self._index, failure)
+            return
         if pieces is not None:
             self.answered(head, b"".join(pieces))
             return
@@ -230,10 +243,13 @@ class _Raised(msgspec.Struct):
     type: str = "Exception"
     message: str = ""
     traceback: str = ""
+    pickled: str = ""
+    node: str = ""
+    """Another one, which this one has called."""
 
 
-def failure_of(status: int, body: bytes) -> StepFailure:
-    """The failure that a response of a replica stands for."""
+def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailure:
+    """The failure that a response of a replica or a model stands for."""
     if status == 422:
         return StepFailure(422, "the input is not valid", "bad_input", body=body)
     if status == 504:
@@ -245,13 +261,21 @@ def failure_of(status: int, body: bytes) -> StepFailure:
     if status == 429:
         return StepFailure(429, raised.message, "rate_limit_exceeded", retry_after_s=1)
     if status == 500:
-        return StepFailure(500, f"{raised.type}: {raised.message}", "node_failed", raised.traceback)
+        told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
+        if raised.node:
+            told["node"] = raised.node
+        if raised.pickled and not is_model:  # restoring it runs code: a model server is not trusted with that
+            told["pickled"] = raised.pickled
+        return StepFailure(500, f"{raised.type}: {raised.message}", "node_failed", raised.traceback, told)
     return StepFailure(
-        status if status in (404, 413) else 502, raised.message or f"it answered {status}", "node_failed"
+        status if status in (404, 413) else 502,
+        raised.message or f"it answered {status}",
+        "node_failed",
+        raised={"type": raised.type, "message": raised.message} if raised.message else {},
     )
 
 
-# Calls of models: requests of the OpenAI API made of the arguments of a step
+# Calls of models: requests of the OpenAI API made from the arguments of a step
 
 
 class NotPlain(PointsmanError):
@@ -263,7 +287,7 @@ _TARGETS = {
     "complete": (b"/v1/completions", "prompt"),
     "embed": (b"/v1/embeddings", "input"),
 }
-"""Method of the node -> the path, and the field for its first argument."""
+"""Method of the node -> the path, and the body's field for the first argument."""
 
 
 class ModelCall:
@@ -271,14 +295,14 @@ class ModelCall:
         """Raises `NotPlain`."""
         self._method = step.step.method
         self.charge: Charge | None = None
-        """What it takes from the limits of its tenant."""
+        """Its charge against the limits of its tenant."""
         self.events = EventStream()
         self.target, first = _TARGETS[self._method]
 
         def value(part: BlobAt) -> Any:
             try:
-                return decode_plain(blobs[part.index])
-            except (UnreadableBlob, IndexError) as error:
+                return part.of(decode_plain(blobs[part.index]))
+            except (UnreadableBlob, NoSuchPart, IndexError) as error:
                 raise NotPlain(f"a model takes plain data (text, numbers, lists, mappings): {error}") from None
 
         try:
@@ -333,7 +357,7 @@ class ModelCall:
         return max(self.events.events - 2, 0)
 
     def for_client(self, events: bytes) -> bytes:
-        """Events without the usage that was not asked for."""
+        """Events without usage that the client did not ask for."""
         return without_usage(events) if self.hides_usage and events else events
 
     def texts(self, events: bytes) -> bytes:

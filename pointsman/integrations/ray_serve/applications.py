@@ -8,7 +8,8 @@ runtimes do, from the folder of the application or from their working directory.
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,10 @@ from pointsman.config.validation import Validator
 from pointsman.errors import PointsmanError
 from pointsman.integrations.ray_serve.router import pointsman_routing
 from pointsman.integrations.ray_serve.scaling import pointsman_scaling
+from pointsman.pipeline import Run
 from pointsman.pipeline.application import Application
-from pointsman.pipeline.flow import BadInput, InputValue, flow_of, input_value, part_of
-from pointsman.pipeline.graph import CALL, Access, Graph, HandleTo, NodeKind, filled, references
+from pointsman.pipeline.flow import Flow, InputValue, StepResult, flow_of, input_value, part_of
+from pointsman.pipeline.graph import CALL, Graph, HandleTo, Node, NodeKind, filled, references
 from pointsman.pipeline.options import NodeOptions, batching_of, joined, parted
 from pointsman.replica.target import load
 
@@ -55,18 +57,17 @@ class NodeHandle:
 class ServeNode:
     """A node in a replica of Serve: the user's function, or an object of the user's class."""
 
-    def __init__(self, encoded: str, folder: str, handles: Mapping[str, Any]) -> None:
-        node = msgspec.json.decode(encoded, type=NodeRecipe)
-        [body] = loaded([node.code], folder, node.python_path)
-        self._threads = ThreadPoolExecutor(node.threads)
+    def __init__(self, node: Node, folder: str, python_path: Sequence[str], handles: Mapping[str, Any]) -> None:
+        [body] = loaded([node.code], folder, python_path)
+        self._threads = ThreadPoolExecutor(node.options.threads)
         """For code that is not async: as many calls at once as its options say."""
 
-        def handle(name: str) -> NodeHandle:
-            return NodeHandle(handles[name])
+        def handle(to: HandleTo) -> NodeHandle:
+            return NodeHandle(handles[to.node])
 
         self._target = body
-        if node.is_class:
-            self._target = body(*_with_handles(node.args, handle), **_with_handles(node.kwargs, handle))
+        if node.kind is NodeKind.CLASS:
+            self._target = body(*filled(node.args, handle), **filled(node.kwargs, handle))
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
         """One call of a method; `__call__` is the function or the object itself."""
@@ -99,30 +100,41 @@ def _to_completion(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class ServeIngress:
-    """Takes requests by HTTP and by handle, and runs the graph: each step as soon as what it needs is there."""
+    """Takes requests by HTTP and by handle, and runs the graph."""
 
-    def __init__(self, encoded: str, folder: str, handles: Mapping[str, Any]) -> None:
-        graph = msgspec.json.decode(encoded, type=IngressRecipe)
-        codes = [code for code in (graph.preprocessor, graph.schema) if code]
-        found = dict(zip(codes, loaded(codes, folder, graph.python_path), strict=True))
-        self._preprocessor, self._schema = found.get(graph.preprocessor), found.get(graph.schema)
-        self._inputs, self._steps, self._output = graph.inputs, graph.steps, graph.output
-        self._handles = handles
+    def __init__(
+        self,
+        flow: Flow,
+        codes: tuple[str, str],
+        folder: str,
+        python_path: Sequence[str],
+        handles: Mapping[str, Any],
+    ) -> None:
+        """`codes`: of preprocessor and schema; empty if there is none."""
+        wanted = [code for code in codes if code]
+        found = dict(zip(wanted, loaded(wanted, folder, python_path), strict=True))
+        self._preprocessor, self._schema = map(found.get, codes)
+        self._flow, self._handles = flow, handles
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and hasattr(args[0], "query_params"):
             given = await self._input_of(args[0])
         else:
             given = input_value(args, kwargs)
-        inputs = [_part(given, path) for path in self._inputs]
-        tasks: list[asyncio.Task[Any]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                for step in self._steps:
-                    tasks.append(group.create_task(self._step(step, inputs, tasks)))
-        except ExceptionGroup as failed:  # the first failure cancels the other steps
-            raise failed.exceptions[0] from None
-        return await _filled_in(self._output, inputs, tasks)
+        flow = self._flow
+        inputs = [part_of(given, part.path) for part in flow.inputs]
+        results: list[Any] = [None] * len(flow.steps)
+
+        def value(part: InputValue | StepResult) -> Any:
+            return inputs[part.index] if isinstance(part, InputValue) else part.of(results[part.index])
+
+        async def call(index: int) -> None:
+            step = flow.steps[index]
+            node = self._handles[step.node]
+            results[index] = await node.call.remote(step.method, filled(step.args, value), filled(step.kwargs, value))
+
+        await run_flow(flow, call)
+        return filled(flow.output, value)
 
     async def _input_of(self, request: Any) -> Any:
         given = await request.body() if self._preprocessor is None else self._preprocessor(request)
@@ -130,80 +142,6 @@ class ServeIngress:
         if self._preprocessor is None:
             given = msgspec.json.decode(given) if given else None
         return given if self._schema is None else self._schema.model_validate(given)
-
-    async def _step(self, step: "StepRecipe", inputs: list[Any], tasks: list[asyncio.Task[Any]]) -> Any:
-        args = await _filled_in(step.args, inputs, tasks)
-        kwargs = await _filled_in(step.kwargs, inputs, tasks)
-        return await self._handles[step.node].call.remote(step.method, args, kwargs)
-
-
-# Recipes: what replicas are made from, as text
-
-
-class NodeRecipe(msgspec.Struct, frozen=True):
-    code: str
-    is_class: bool
-    args: list[Any]
-    kwargs: dict[str, Any]
-    threads: int
-    python_path: tuple[str, ...]
-
-
-class StepRecipe(msgspec.Struct, frozen=True):
-    node: str
-    method: str
-    args: Any
-    kwargs: Any
-
-
-class IngressRecipe(msgspec.Struct, frozen=True):
-    inputs: list[list[tuple[int | str, bool]]]
-    """(key, whether it is an attribute) of each step into the input."""
-    steps: list[StepRecipe]
-    output: Any
-    preprocessor: str
-    schema: str
-    python_path: tuple[str, ...]
-
-
-REFERENCE = "$pointsman"
-"""The only key of a mapping that stands for a handle, a part of the input or a result; plain data has no such keys."""
-
-
-def _marked(template: Any) -> Any:
-    """A template as JSON: references are marked."""
-
-    def mark(reference: Any) -> dict[str, list[Any]]:
-        if isinstance(reference, HandleTo):
-            return {REFERENCE: ["handle", reference.node]}
-        kind = "input" if isinstance(reference, InputValue) else "step"
-        return {REFERENCE: [kind, reference.index]}
-
-    return filled(template, mark)
-
-
-def _with_handles(value: Any, handle: Any) -> Any:
-    if isinstance(value, dict):
-        if REFERENCE in value:
-            return handle(value[REFERENCE][1])
-        return {name: _with_handles(one, handle) for name, one in value.items()}
-    return [_with_handles(one, handle) for one in value] if isinstance(value, list) else value
-
-
-async def _filled_in(value: Any, inputs: list[Any], tasks: list[asyncio.Task[Any]]) -> Any:
-    if isinstance(value, dict):
-        if REFERENCE in value:
-            kind, index = value[REFERENCE]
-            return inputs[index] if kind == "input" else await tasks[index]
-        return {name: await _filled_in(one, inputs, tasks) for name, one in value.items()}
-    return [await _filled_in(one, inputs, tasks) for one in value] if isinstance(value, list) else value
-
-
-def _part(given: Any, path: list[tuple[int | str, bool]]) -> Any:
-    try:
-        return part_of(given, [Access(key, attribute) for key, attribute in path])
-    except BadInput as error:
-        raise PointsmanError(str(error)) from None
 
 
 def loaded(codes: Sequence[str], folder: str, python_path: Sequence[str]) -> list[Any]:
@@ -225,35 +163,16 @@ def to_ray_serve(application: Application) -> Any:
     def node(name: str) -> Any:
         if name not in bound:
             made = graph.node(name)
-            recipe = NodeRecipe(
-                made.code,
-                made.kind is NodeKind.CLASS,
-                _marked(list(made.args)),
-                _marked(dict(made.kwargs)),
-                made.options.threads,
-                graph.python_path,
-            )
             needs = {one.node for one in references([*made.args, made.kwargs]) if isinstance(one, HandleTo)}
             handles = {needed: node(needed) for needed in sorted(needs)}
             deployment = serve.deployment(ServeNode).options(**serve_options(name, made.options))
-            bound[name] = deployment.bind(msgspec.json.encode(recipe).decode(), folder, handles)
+            bound[name] = deployment.bind(made, folder, graph.python_path, handles)
         return bound[name]
 
-    flow = flow_of(graph)
-    ingress = IngressRecipe(
-        [[(one.key, one.attribute) for one in part.path] for part in flow.inputs],
-        [
-            StepRecipe(step.node, step.method, _marked(list(step.args)), _marked(dict(step.kwargs)))
-            for step in flow.steps
-        ],
-        _marked(flow.output),
-        graph.preprocessor,
-        graph.schema,
-        graph.python_path,
-    )
+    codes = (graph.preprocessor, graph.schema)
     handles = {one.name: node(one.name) for one in graph.nodes}
     front = serve.deployment(ServeIngress).options(**serve_options(INGRESS_NAME, graph.ingress))
-    return front.bind(msgspec.json.encode(ingress).decode(), folder, handles)
+    return front.bind(flow_of(graph), codes, folder, graph.python_path, handles)
 
 
 def _refuse(graph: Graph) -> None:
@@ -341,3 +260,26 @@ def deploy_on_serve(application: Application, *, route_prefix: str = "") -> Serv
     handle = serve.run(to_ray_serve(application), name=application.name, route_prefix=prefix)
     http = _get_global_client().http_config
     return ServeApplicationHandle(application.name, handle, f"http://{http.host}:{http.port}{prefix}")
+
+
+async def run_flow(flow: Flow, call: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+    """Run the steps of a flow, each as soon as what it needs is there. `call` makes the call of a step, and keeps its
+    result. Raises what the first call that fails raises; the others are cancelled then."""
+    run = Run(flow, time.monotonic())
+    in_flight: dict[asyncio.Task[None], int] = {}
+
+    def begin(indexes: Sequence[int]) -> None:
+        for index in indexes:
+            in_flight[asyncio.ensure_future(call(index))] = index
+
+    begin(run.begin())
+    try:
+        while in_flight:
+            ended, _ = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                index = in_flight.pop(task)
+                await task
+                begin(run.finished(index, time.monotonic()))
+    finally:
+        for task in in_flight:
+            task.cancel()

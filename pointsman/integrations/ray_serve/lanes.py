@@ -275,6 +275,8 @@ class KnownReplicas:
         self._others: Counter[str] = Counter()
         """Requests on a replica that other routers have sent."""
         self._models: set[str] = set()
+        self._read: dict[str, Metrics] = {}
+        """What routing stats say of a replica: read when they change, not with every request."""
 
     def update(self, replicas: Iterable[Replica]) -> set[str]:
         """These are the replicas now. Returns the names of those that have left."""
@@ -287,6 +289,7 @@ class KnownReplicas:
                 self._lane.tell(Changed(self._instance(replica)))
             else:
                 continue
+            self._read[name] = metrics_of(replica)
             self._measure(replica)
             if self._dispatcher.extractors and replica.stats:
                 self._lane.tell(Scraped(name, replica.stats))
@@ -295,6 +298,7 @@ class KnownReplicas:
     def remove(self, name: str) -> None:
         del self._replicas[name]
         self._others.pop(name, None)
+        self._read.pop(name, None)
         self._lane.tell(Left(name, GONE))
 
     def __contains__(self, name: str) -> bool:
@@ -336,7 +340,8 @@ class KnownReplicas:
 
     def _measure(self, replica: Replica) -> None:
         running = float(self._ours(replica.name) + self._others[replica.name])
-        self._lane.tell(Measured(replica.name, metrics_of(replica, running)))
+        metrics = msgspec.structs.replace(self._read[replica.name], running_requests_size=running)
+        self._lane.tell(Measured(replica.name, metrics))
 
     def _instance(self, replica: Replica) -> ExecutionInstance:
         labels = {"kubernetes.io/hostname": replica.node, "topology.kubernetes.io/zone": replica.zone}
@@ -463,7 +468,7 @@ def lane_of(
     unpickled: Callable[[bytes], SchedulingPolicy],
 ) -> ReplicaLane:
     """The lane of a router with these settings. Where they cannot be used, as when a module is missing in the process
-    of the router, power of two decides: an exception would make Serve keep every request for ever."""
+    of the router, power of two decides: an exception would make Serve keep every request forever."""
     try:
         settings = msgspec.convert(kwargs, RouterSettings)
         policy = unpickled(base64.b64decode(settings.pickled)) if settings.pickled else None
@@ -476,7 +481,7 @@ def lane_of(
         return ReplicaLane(deployment, instead, loop, problem=f"{what}; {PowerOfTwoPolicy.name} decides")
 
 
-def metrics_of(replica: Replica, running: float) -> Metrics:
+def metrics_of(replica: Replica) -> Metrics:
     """The metrics that plugins read, from the routing stats with their names; what is not reported is 0."""
     found: dict[str, Any] = {}
     for field in msgspec.structs.fields(Metrics):
@@ -490,5 +495,4 @@ def metrics_of(replica: Replica, running: float) -> Metrics:
         elif isinstance(value, list | set | frozenset | tuple):
             found[field.name] = frozenset(map(str, value))
     found["active_models"] = found.get("active_models", frozenset()) | replica.models
-    found["running_requests_size"] = running
     return Metrics(**found)

@@ -10,7 +10,7 @@ import logging
 import pickle
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from os import getpid
@@ -42,10 +42,8 @@ from pointsman.runtimes.tasks import Tasks
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import MAX_NAME, RequestMetadata
 
-HOOKS = ("_choose_replica_for_request", "on_request_completed", "on_new_queue_len_info")
-if absent := [name for name in HOOKS if not hasattr(RequestRouter, name)]:
-    raise ImportError(f"Ray {ray.__version__} has no {', '.join(absent)} in its RequestRouter; use a newer one")
-
+REPORTS_ENDS = hasattr(RequestRouter, "on_request_completed")
+"""Ray 2.55 and newer tell a router when a request has ended."""
 EXTENSION = "pointsman"
 """The keyword argument of a handle call with settings for the router: priority, deadline_ms, session and so on."""
 OURS = "pointsman_request"
@@ -130,8 +128,8 @@ def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMet
     body = {} if told.is_http_request or told.is_grpc_request else _body(pending)
     if isinstance(extension, Mapping):
         body |= {"pointsman": extension}
-    if told.session_id:
-        raw[b"x-session-id"] = told.session_id.encode()[:MAX_NAME]
+    if session := getattr(told, "session_id", ""):  # Ray 2.55 and newer
+        raw[b"x-session-id"] = session.encode()[:MAX_NAME]
     try:
         if told.is_http_request:
             settings = settings_in_headers(raw)
@@ -173,10 +171,47 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
     return {name: first[name] for name in known if first.get(name) is not None}
 
 
-# The router
+# The router. What earlier versions of Ray Serve lack (from 2.50 on) is made up for here.
 
 
-class PointsmanRouter(RequestRouter):  # type: ignore[misc]
+class ReportingReplica(RunningReplica):  # type: ignore[misc]
+    """A replica that tells the router itself when a try has ended, whether the replica took the request or not."""
+
+    def __init__(self, info: Any, ended: Callable[[Any, str], None]) -> None:
+        """`ended`: called on any thread, with the ids of replica and request."""
+        super().__init__(info)
+        self._ended = ended
+
+    def try_send_request(self, pr: PendingRequest, with_rejection: bool) -> Any:
+        result = super().try_send_request(pr, with_rejection=with_rejection)
+        result.add_done_callback(lambda _: self._ended(self.replica_id, pr.metadata.internal_request_id))
+        return result
+
+
+class CommonRouter(RequestRouter):  # type: ignore[misc]
+    """`RequestRouter` with the hooks that routers need of it, whatever the version of Ray."""
+
+    def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
+        if REPORTS_ENDS:
+            return super().create_replica_wrapper(replica_info)
+        loop = self._event_loop
+        return ReportingReplica(replica_info, lambda *of: loop.call_soon_threadsafe(self.on_request_completed, *of))
+
+    def on_new_queue_len_info(self, replica_id: Any, info: Any) -> None:
+        """`info`: a number, or an object that has it (2.55 and older)."""
+        super().on_new_queue_len_info(replica_id, info)
+        self.on_queue_length(replica_id, getattr(info, "num_ongoing_requests", info))
+
+    def on_queue_length(self, replica_id: Any, number: int) -> None:
+        """A replica has said how many requests it runs."""
+
+    def record_wait(self, pending: PendingRequest) -> None:
+        """Serve's own metric of waiting (2.53 and newer)."""
+        if hasattr(RequestRouter, "_record_queue_wait_time"):
+            self._record_queue_wait_time(pending)
+
+
+class PointsmanRouter(CommonRouter):
     """Chooses replicas by a strategy or profile of ours; while none has room, requests wait in its order."""
 
     def initialize_state(self, **kwargs: Any) -> None:
@@ -219,7 +254,7 @@ class PointsmanRouter(RequestRouter):  # type: ignore[misc]
             self._lane.cancelled(request.request_id)
             raise
         self._sent[key, replica.replica_id.unique_id].append(request)
-        self._record_queue_wait_time(pending_request)
+        self.record_wait(pending_request)
         return replica
 
     def _described(self, pending: PendingRequest, key: str) -> RequestMetadata:
@@ -261,9 +296,8 @@ class PointsmanRouter(RequestRouter):  # type: ignore[misc]
             if not self._sent[key]:
                 del self._sent[key]
 
-    def on_new_queue_len_info(self, replica_id: Any, num_ongoing_requests: int) -> None:
-        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-        self._lane.replicas.reported(replica_id.unique_id, num_ongoing_requests)
+    def on_queue_length(self, replica_id: Any, number: int) -> None:
+        self._lane.replicas.reported(replica_id.unique_id, number)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)

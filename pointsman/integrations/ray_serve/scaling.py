@@ -3,7 +3,7 @@
 Enters: what Serve's controller tells of a deployment, and what our routers have measured. Leaves: a number of replicas.
 The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications. The policy
 runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of the
-deployment's `AutoscalingConfig`, which Serve applies to the number.
+deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
 """
 
 import base64
@@ -14,12 +14,13 @@ import weakref
 from collections.abc import Mapping
 from math import isfinite
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
 from ray import cloudpickle
-from ray.serve.config import AutoscalingContext, AutoscalingPolicy
+from ray.serve import autoscaling_policy
+from ray.serve.config import AutoscalingPolicy
 
 from pointsman.config.problems import Problems
 from pointsman.config.scaling import Unloadable
@@ -31,10 +32,17 @@ from pointsman.scaling.deployment import Load, ReplicaCounts, SavedDeployment, S
 from pointsman.scaling.limits import ScalingLimits, ScalingPlan
 from pointsman.scaling.policy import TooSlow, invoke_with_state
 
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
 SERVES_OWN = "target-ongoing-requests"
 """The default of Serve: as many replicas as its `target_ongoing_requests` needs."""
 LATENCIES = ("latency_ms", "ttft_ms", "tpot_ms")
 """Metrics of `record_autoscaling_stats` that policies find where the gateway's are."""
+SERVE_DELAYS = hasattr(autoscaling_policy, "_apply_default_params")
+"""Ray 2.54 and newer apply delays and factors of a deployment to the number of any policy."""
+NAMED = "scaling_"
+"""Of the attributes of this module that are policies with their arguments."""
 
 
 def pointsman_scaling(
@@ -62,7 +70,26 @@ def pointsman_scaling(
         kwargs |= {"policy": policy_name(policy), "pickled": base64.b64encode(cloudpickle.dumps(policy)).decode()}
     else:
         raise ConfigError([f"policy: expected a name, a function or a scaling policy, found {policy!r:.60}"])
-    return AutoscalingPolicy(policy_function=ServeScaling, policy_kwargs=kwargs)
+    return _serve_policy(kwargs)
+
+
+def _serve_policy(kwargs: Mapping[str, Any]) -> AutoscalingPolicy:
+    """Ray 2.55 and newer call a class with arguments; others import a policy by its name."""
+    if "policy_kwargs" in AutoscalingPolicy.__annotations__:
+        return AutoscalingPolicy(policy_function=ServeScaling, policy_kwargs=dict(kwargs))
+    field = "policy_function" if "policy_function" in AutoscalingPolicy.__annotations__ else "name"
+    return AutoscalingPolicy(**{field: f"{__name__}.{name_of(kwargs)}"})
+
+
+def name_of(kwargs: Mapping[str, Any]) -> str:
+    """The attribute of this module that is a policy with these arguments."""
+    return f"{NAMED}{msgspec.json.encode(kwargs).hex()}"
+
+
+def __getattr__(name: str) -> "ServeScaling":
+    if not name.startswith(NAMED):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return ServeScaling(**msgspec.json.decode(bytes.fromhex(name.removeprefix(NAMED))))
 
 
 def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = False) -> Any:
@@ -121,22 +148,22 @@ class ServeScaling:
         self._arrived = 0
         self._to_tell: dict[str, Any] | None = None
 
-    def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = self._name, self._parameters, self._pickled, self._limits["time_limit_s"], self._limits["interval_s"]
+        return ServeScaling, given
+
+    def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         try:
             return self._decide(ctx), {}
         except Exception:  # a defect of ours must not stop the applications of others
             logging.getLogger("ray.serve").exception("pointsman: scaling of %s failed", ctx.deployment_name)
             return ctx.target_num_replicas, {}
 
-    def _decide(self, ctx: AutoscalingContext) -> int:
+    def _decide(self, ctx: "AutoscalingContext") -> int:
         now, one = time.time(), self._one
         if one is None:
             one = self._one = self._began(ctx)
-        one.guard.limits = msgspec.structs.replace(
-            one.guard.limits,
-            min_replicas=ctx.capacity_adjusted_min_replicas,
-            max_replicas=max(ctx.capacity_adjusted_max_replicas, 1),
-        )
+        one.guard.limits = self._limits_of(ctx)
         load = self._observe(one, ctx, now)
         self._take_answer(one)
         if self._call is None and not 0 <= now - self._called_at < self._limits["interval_s"]:
@@ -144,23 +171,35 @@ class ServeScaling:
             self._begin_call(one, load, now)
         return one.target
 
-    def _began(self, ctx: AutoscalingContext) -> ScaledDeployment:
-        limits = ScalingLimits(
-            min_replicas=ctx.capacity_adjusted_min_replicas,
-            max_replicas=max(ctx.capacity_adjusted_max_replicas, 1),
-            down_delay_s=0.0,  # the delays are those of Serve
-            idle_timeout_s=0.0,
-            time_limit_s=self._limits["time_limit_s"],
-            interval_s=self._limits["interval_s"],
-        )
-        plan = ScalingPlan(policy=self._policy(ctx), policy_name=self._name, limits=limits, recipe="")
+    def _began(self, ctx: "AutoscalingContext") -> ScaledDeployment:
+        plan = ScalingPlan(policy=self._policy(ctx), policy_name=self._name, limits=self._limits_of(ctx), recipe="")
         name = f"{ctx.app_name}/{ctx.deployment_name}"
         thread = threading.Thread(target=exchange, args=(weakref.ref(self), name), name="pointsman exchange")
         thread.daemon = True
         thread.start()
         return ScaledDeployment(name, plan, plan, SavedDeployment(), running=ctx.target_num_replicas)
 
-    def _policy(self, ctx: AutoscalingContext) -> Any:
+    def _limits_of(self, ctx: "AutoscalingContext") -> ScalingLimits:
+        limits = ScalingLimits(
+            min_replicas=ctx.capacity_adjusted_min_replicas,
+            max_replicas=max(ctx.capacity_adjusted_max_replicas, 1),
+            down_delay_s=0.0,
+            idle_timeout_s=0.0,
+            time_limit_s=self._limits["time_limit_s"],
+            interval_s=self._limits["interval_s"],
+        )
+        if SERVE_DELAYS:
+            return limits
+        config = ctx.config
+        return msgspec.structs.replace(
+            limits,
+            up_delay_s=config.upscale_delay_s,
+            down_delay_s=config.downscale_delay_s,
+            up_factor=min(config.get_upscaling_factor(), 1.0),
+            down_factor=min(config.get_downscaling_factor(), 1.0),
+        )
+
+    def _policy(self, ctx: "AutoscalingContext") -> Any:
         if self._name == SERVES_OWN and not self._pickled:
             # Serve's numbers are means over its look-back period already.
             return TargetOngoing(ctx.config.get_target_ongoing_requests(), self._limits["interval_s"])
@@ -171,7 +210,7 @@ class ServeScaling:
         except Exception as error:  # its module is not there in the controller
             return Unloadable(f"{type(error).__name__}: {error}")
 
-    def _observe(self, one: ScaledDeployment, ctx: AutoscalingContext, now: float) -> Load:
+    def _observe(self, one: ScaledDeployment, ctx: "AutoscalingContext", now: float) -> Load:
         measurements = one.observed.measurements
         while True:
             try:
@@ -187,7 +226,7 @@ class ServeScaling:
                     if name in LATENCIES:
                         measurements.ended(now, **{name: float(value)})  # type: ignore[arg-type]
         ready = ctx.current_num_replicas
-        waiting = round(ctx.total_queued_requests or 0.0)
+        waiting = round(getattr(ctx, "total_queued_requests", None) or 0.0)  # Ray 2.50 does not tell
         load = Load(running=max(round(ctx.total_num_requests) - waiting, 0), waiting=waiting, arrived=self._arrived)
         starting = max(ctx.target_num_replicas - ready, 0)
         one.observed.observe_replicas(ReplicaCounts(ready=ready, starting=starting), now)

@@ -13,7 +13,7 @@ from pointsman.scaling import DeploymentView, Rate, Window
 from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority
 
 SEEDS = (1, 5)
-"""Their first number, shuffle and sample differ for any range of 2 to 8."""
+"""Two seeds whose first number, shuffle and sample differ for any range of 2 to 8."""
 
 
 def drawn(values: Mapping[str, Sequence[Any]], rng: random.Random) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def global_seed(seed: int) -> Iterator[None]:
 
 MODELS = ("small", "large")
 MAX_SIZE = 8
-"""Requests, and instances."""
+"""Maximum number of requests, and of instances."""
 MAX_WIDTH = 40
 """Characters of a value in a table."""
 
@@ -74,12 +74,12 @@ T = TypeVar("T")
 
 
 class RequestCase(msgspec.Struct):
-    """What a scheduling policy or plugin has to decide about."""
+    """The input of a scheduling policy or plugin."""
 
     requests: list[RequestMetadata]
     instances: list[ExecutionInstance]
     metrics: list[Metrics | None]
-    """Of each instance; None if it was never measured."""
+    """Metrics of each instance; None if it was never measured."""
     seed: int = 0
 
     def fleet(self) -> EndpointTable:
@@ -94,14 +94,14 @@ class RequestCase(msgspec.Struct):
 
 
 def request_cases(count: int) -> list[RequestCase]:
-    """The same cases on every run, small ones first. The very first offers a choice, whatever the others are."""
+    """The same cases on every run, small ones first. The very first one always offers a choice."""
     rng = random.Random(0)
     cases = [random_case(rng) for _ in range(count)]
     return [equal_case(3, 2), *sorted(cases, key=lambda case: len(case.requests) + len(case.instances))]
 
 
 def random_case(rng: random.Random) -> RequestCase:
-    """Some requests and instances; in every second case one request is there twice."""
+    """Some requests and instances; in every second case one request occurs twice."""
     requests = [RequestMetadata(f"r{n}", **drawn(REQUEST_VALUES, rng)) for n in range(rng.randint(0, MAX_SIZE))]
     if requests and rng.random() < 0.5:
         requests.append(requests[0])
@@ -148,14 +148,14 @@ def smaller_cases(case: RequestCase) -> Iterator[RequestCase]:
 
 
 def _simpler(entry: Entry) -> Iterator[Entry]:
-    """The same with one value set to its default."""
+    """The item with one value set to its default."""
     for name in _not_default(entry):
         if name != entry.__struct_fields__[0]:
             yield msgspec.structs.replace(entry, **{name: getattr(_default(entry), name)})
 
 
 def _not_default(entry: msgspec.Struct) -> dict[str, Any]:
-    """Its id, and the values that are not the default."""
+    """The item's id and its values that differ from the default."""
     default = _default(entry)
     values = {name: getattr(entry, name) for name in entry.__struct_fields__}
     first = entry.__struct_fields__[0]
@@ -251,14 +251,14 @@ def scaling_cases(count: int) -> list[DeploymentView]:
 
 
 def smaller_views(view: DeploymentView) -> Iterator[DeploymentView]:
-    """The same with one value as in the default view."""
+    """The view with one value as in the default view."""
     for name in view.__struct_fields__:
         if name != "state" and getattr(view, name) != getattr(DEFAULT_VIEW, name):
             yield msgspec.structs.replace(view, **{name: getattr(DEFAULT_VIEW, name)}, state={})
 
 
 def shown(view: DeploymentView) -> str:
-    """Its values that differ from the default view, on one line."""
+    """The values of a view that differ from the default view, on one line."""
     values = {
         name: _brief(getattr(view, name))
         for name in view.__struct_fields__

@@ -50,12 +50,12 @@ from pointsman.lab.check.scaling_promises import (
 from pointsman.strategies import SchedulingPolicy
 
 SEARCH_TIMEOUT_S = 5.0
-"""Per promise, for the search, and again for shrinking: a slow policy is tried on fewer cases."""
+"""Time limit per promise for the search, and again for shrinking: a slow policy is tried on fewer cases."""
 MAX_DECISION_S = 0.001
 """A slower decision is too slow for the path of a request."""
 
 PATIENCE_S = 20.0
-"""For the other promises of a policy that is too slow. Those that are left then are not judged."""
+"""Time limit for the other promises of a policy that is too slow. The rest is not judged."""
 ANSWERS = "answers in every situation"
 
 Trial: TypeAlias = tuple[str, Callable[[str], Broken | None]]
@@ -74,7 +74,7 @@ def check(build: Build, examples: int = 200) -> Report:
 
 
 class CheckRest(msgspec.Struct, frozen=True):
-    """What is left to do when a check goes on after the policy has ended its process."""
+    """The rest of a check that goes on after the policy has ended its process."""
 
     done: tuple[str, ...] = ()
     """Promises that have been judged."""
@@ -88,7 +88,7 @@ WHOLE = CheckRest()
 
 
 def check_with(subject: object, build: Build, examples: int, listener: CheckListener, left: CheckRest = WHOLE) -> None:
-    """The same, step by step for a listener. `subject` is a first one that was built."""
+    """Check step by step for a listener. `subject` is a policy that was built first."""
     roles = ["scheduling policy"] if isinstance(subject, SchedulingPolicy) else roles_of(subject)
     if roles == ["scheduling policy"]:
         trials = _scheduling_trials(build, examples, listener, left)
@@ -99,7 +99,7 @@ def check_with(subject: object, build: Build, examples: int, listener: CheckList
         roles, trials = ["scaling policy"], _scaling_trials(factory, examples, listener, left)
         listener.on_event(CheckStarted(roles, [name for name, _ in trials]))
         if shown(DEFAULT_VIEW) in left.avoid:
-            return  # it does not answer at all
+            return  # the policy does not answer at all
         listener.on_event(CaseStarted(QUICK, shown(DEFAULT_VIEW)))
         factory.recognise()
         roles = ["application's scaling policy"] if factory.for_application else roles
@@ -243,7 +243,7 @@ def _hundred_calls(plugin: Any, role: str) -> Callable[[], object]:
 def _timed(
     name: str, call: Callable[[], object], decisions: int, listener: CheckListener, left: CheckRest
 ) -> Broken | None:
-    """CPU time, the best of three: the machine may be busy."""
+    """CPU time, the best of three tries, because the machine may be busy."""
     example = f"    {decisions} decisions in one situation"
     if name in left.hung:
         raise Unjudged

@@ -1,4 +1,4 @@
-"""The promises of what decides about requests: scheduling policies, filters, scorers, pickers, profile handlers."""
+"""Promises about decisions on requests: of scheduling policies, filters, scorers, pickers, profile handlers."""
 
 import copy
 from collections import Counter
@@ -38,7 +38,7 @@ RequestPromise: TypeAlias = Callable[[Build, RequestCase], str | None]
 
 
 def decided(build: Build, case: RequestCase) -> list[SchedulingDecision]:
-    """The decisions of a fresh policy. It gets copies, which it may change."""
+    """The decisions of a fresh policy, which gets copies that it may change."""
     return _fresh(build, case.seed).schedule(list(case.requests), copy.deepcopy(case.instances))
 
 
@@ -104,7 +104,7 @@ def decides_the_same(build: Build, case: RequestCase) -> str | None:
 
 
 def starves_no_request(build: Build, case: RequestCase) -> str | None:
-    """If no request arrives and all that were sent end, every request that an instance could take is sent."""
+    """If no request arrives and all that were sent end, every request is sent that an instance could take."""
     policy = build()
     idle = [msgspec.structs.replace(instance, current_load=0) for instance in case.instances]
     waiting = list({request.request_id: request for request in case.requests}.values())

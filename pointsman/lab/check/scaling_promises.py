@@ -1,4 +1,4 @@
-"""The promises of scaling policies: about every single view, and over time on loads that stay the same."""
+"""The promises of scaling policies: on every single view, and over time on constant loads."""
 
 import copy
 import reprlib
@@ -20,17 +20,17 @@ from pointsman.scaling.policy import MAX_STATE_BYTES, parse_answer, savable_stat
 
 
 NODES = ("first", "second")
-"""Of an application."""
+"""Nodes of an application."""
 
 
 class PolicyUnderTest:
-    """One fresh policy. An exception is an answer, too."""
+    """One fresh policy. An exception counts as an answer."""
 
     def __init__(self, policy: object, for_application: bool, listener: CheckListener) -> None:
         self._policy, self._for_application, self._listener = policy, for_application, listener
 
     def answers(self, view: DeploymentView) -> Mapping[str, object]:
-        """By node; the only answer of a policy for a deployment is at ""."""
+        """Answers by node; the only answer of a policy for a deployment is at ""."""
         if not self._for_application:
             return {"": _answer(self._policy, view, self._listener)}
         nodes = {node: msgspec.structs.replace(view, name=node) for node in NODES}
@@ -117,12 +117,12 @@ FLAPPING_CHANGES = 4
 STATE_ROUNDS = 4000
 """At the default interval, a bit more than an hour."""
 STATE_LONG_STEP_S = 600.0
-"""With this interval, notes that are kept for days have stopped growing after half of the rounds."""
+"""With this interval, state that is kept for days has stopped growing after half of the rounds."""
 STATE_LONG_ROUNDS = 2000
 STATE_TIMEOUT_S = 5.0
 """A slow policy is called for this long, twice."""
 STATE_LOADS = 8
-"""The load changes with every call, so that there is something to note."""
+"""The load changes with every call, so that the policy has something to remember."""
 MIN_GROWTH_BYTES = 1024
 
 QUICK = "answers within its time limit"
@@ -135,7 +135,7 @@ TimePromise: TypeAlias = Callable[[BuildScaling], str | None]
 
 
 def is_quick(build: BuildScaling, view: DeploymentView) -> str | None:
-    """Wall time, the best of three: a policy that waits delays the next one as well."""
+    """Wall time, the best of three tries: a policy that waits delays the next one as well."""
     limit_s, best = LIMITS.time_limit_s, float("inf")
     for _ in range(3):
         policy = build()
@@ -209,7 +209,7 @@ def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
 
 
 def _as_lists(note: Any) -> Any:
-    """The same with lists in place of tuples: JSON has no tuples."""
+    """The data with lists in place of tuples, because JSON has no tuples."""
     if isinstance(note, Mapping):
         return {key: _as_lists(value) for key, value in note.items()}
     return [_as_lists(value) for value in note] if isinstance(note, list | tuple) else note
@@ -368,4 +368,4 @@ TIME_PROMISES: dict[str, tuple[TimePromise, str]] = {
     "comes to rest on a steady load": (does_not_flap, STEADY_EXAMPLE),
     "stays within its bounds on a steady load": (stays_within_bounds, STEADY_EXAMPLE),
 }
-"""Each with the example that a report shows."""
+"""Promises over time, each with the example that a report shows."""

@@ -29,9 +29,9 @@ from pointsman.lab.check.report import Broken, CheckEvent, PromiseChecked, Repor
 from pointsman.lab.check.scaling_promises import QUICK
 
 ANSWER_TIMEOUT_S = 5.0
-"""Per call: ten times what a plane waits for a scaling policy."""
+"""Time limit per call: ten times as long as a plane waits for a scaling policy."""
 BUILD_TIMEOUT_S = 60.0
-"""Its imports may be large."""
+"""Time limit for building the policy, whose imports may be large."""
 PACKAGE = str(Path(pointsman.__file__).parent)
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
@@ -68,9 +68,9 @@ Line: TypeAlias = CheckEvent | LastLine
 
 
 MAX_PROCESSES = 12
-"""A policy that hangs or exits again and again is not tried on more cases."""
+"""Maximum number of processes: a policy that hangs or exits again and again is not tried on more cases."""
 LATER_TIMEOUT_S, LATER_EXAMPLES = 1.0, 50
-"""For a policy that has hung or exited before: it may do so in many cases."""
+"""Limits for a policy that has hung or exited before, because it may do so in many cases."""
 
 
 def check_in_subprocess(
@@ -94,7 +94,7 @@ def check_in_subprocess(
 
 
 def _run(order: CheckOrder, report: ReportBuilder) -> bool:
-    """Check in one process. Whether it came to its end."""
+    """Check in one process. Returns whether it finished."""
     argv = [sys.executable, "-u", "-P", "-m", "pointsman.lab.check.subprocess_runner"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
@@ -127,7 +127,7 @@ def _read(lines: IO[bytes], report: ReportBuilder) -> LastLine | str:
 
 
 def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaised | str, status: int) -> None:
-    """The process ended early: report that as a broken promise."""
+    """Report as a broken promise that the process ended early."""
     case, calls = report.last_case, list[str]()
     if isinstance(last, CheckRaised):
         what = f"it raised {last.error}"
@@ -180,7 +180,7 @@ class LineWriter:
 def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckOrder)
     writer = LineWriter(os.dup(1), order.answer_timeout_s)
-    os.dup2(2, 1)  # what the policy prints must not get between the lines
+    os.dup2(2, 1)  # output of the policy must not get between the lines
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends this process
     sys.path[:] = order.path
     try:
@@ -188,7 +188,7 @@ def main() -> None:
     except BrokenPipeError:  # the parent has ended
         pass
     except BaseException as error:
-        if isinstance(error, Exception):  # promises catch those of a policy, so this may be a bug of ours
+        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this may be a bug of ours
             traceback.print_exc()
         writer.on_event(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
     finally:

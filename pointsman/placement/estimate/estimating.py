@@ -22,6 +22,10 @@ from pointsman.placement.estimate.memory import (
 from pointsman.placement.estimate.reading import UnreadableModel
 from pointsman.placement.estimate.safetensors import Adapter, read_adapter
 
+QUANTISED_BITS = {
+    "fp8": 8, "ptpc_fp8": 8, "experts_int8": 8, "w8a8": 8, "int8": 8, "bitsandbytes": 4, "mxfp4": 4, "int4": 4,
+}  # fmt: skip
+"""Bits of a weight after loading, by the beginning of the method's name."""
 AUTO, VLLM, LLAMA_CPP = "auto", "vllm", "llama.cpp"
 
 
@@ -120,6 +124,7 @@ def estimate(
     batch_tokens: int | None = None,
     max_sequences: int | None = None,
     flash_attention: bool = True,
+    quantization: str = "",
 ) -> Estimate:
     """What one instance of a model needs, from the headers of its files.
 
@@ -133,7 +138,7 @@ def estimate(
         max_sequences=max_sequences,
         flash_attention=flash_attention,
     )
-    model = read_model(Path(path))
+    model = quantised_on_load(read_model(Path(path)), quantization)
     natural = LLAMA_CPP if model.format == "GGUF" else VLLM
     memory = engine_memory(natural if engine == AUTO else engine)
     loaded = tuple(read_adapter(Path(adapter)) for adapter in adapters)
@@ -153,6 +158,21 @@ def estimate(
         draft=drafting,
         notes=tuple(notes),
     )
+
+
+def quantised_on_load(model: Model, method: str) -> Model:
+    """The model with the matrices of its layers as small as an engine makes them when it loads them."""
+    bits = next((bits for name, bits in QUANTISED_BITS.items() if method.lower().startswith(name)), None)
+    known = {"F32": 32, "float32": 32, "F16": 16, "BF16": 16, "float16": 16, "bfloat16": 16, "half": 16}
+    stored = known.get(model.largest_dtype)
+    if not method or method == "None" or stored is None:
+        return model  # it is quantised in its files, and this only names the method
+    if bits is None:
+        why = f"weights are counted as in the files: what quantization {method} makes of them is not known"
+        return msgspec.structs.replace(model, notes=(*model.notes, why))
+    layers = tuple(size * bits // stored for size in model.layer_bytes)
+    note = f"quantised to {bits} bits when it is loaded ({method})"
+    return msgspec.structs.replace(model, layer_bytes=layers, notes=(*model.notes, note))
 
 
 def read_model(path: Path) -> Model:

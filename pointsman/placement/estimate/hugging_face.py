@@ -239,7 +239,7 @@ _PARTS = {"vision_config": "vision", "visual": "vision", "audio_config": "audio"
 
 def hugging_face_model(folder: Path) -> Model:
     config = json_object(folder / CONFIG)
-    text = Fields(folder / CONFIG, _text_config(config))
+    text = _with_defaults(Fields(folder / CONFIG, _text_config(config)))
     dtype = _dtype(config) or _dtype(text.values)
     quantisation = quantisation_of(config if "quantization_config" in config else text.values, DTYPES.get(dtype, 16))
     notes: list[str] = []
@@ -277,6 +277,23 @@ def hugging_face_model(folder: Path) -> Model:
     )
 
 
+WITHOUT_ATTENTION = ("mamba", "falcon_mamba", "rwkv")
+"""Families that keep nothing per token."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+        "sliding_window": 4096,
+    },
+    "gemma2": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000},
+    "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256_000},
+}  # fmt: skip
+"""What the published code of a family takes if its configuration leaves it out, as that of gemma-3-4b-it does."""
+
+
+def _with_defaults(text: Fields) -> Fields:
+    return Fields(text.path, {**_DEFAULTS.get(text.text("model_type"), {}), **text.values})
+
+
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The text part of a configuration: of a multimodal model, it is nested."""
     for name in _TEXT_CONFIGS:
@@ -299,6 +316,8 @@ def _architecture(
         raise UnreadableModel(folder / CONFIG, f"at most {MAX_LAYERS:,} layers", f"{layers:,}")
     hidden = text.needed("hidden_size", "n_embd", "d_model", "dim")
     heads = text.whole("num_attention_heads", "n_head", "num_heads", "n_heads") or 0
+    if not heads and not text.text("model_type").startswith(WITHOUT_ATTENTION):
+        raise UnreadableModel(folder / CONFIG, "num_attention_heads, without which its KV cache has no size", "nothing")
     grouped = 1 if text.get("multi_query") is True else None
     kv_heads = text.whole("num_key_value_heads", "n_head_kv", "num_kv_heads", "n_kv_heads") or grouped or heads
     head_dim = text.whole("head_dim", "attention_head_dim", "kv_channels") or (hidden // heads if heads else 0)

@@ -10,14 +10,28 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, Place, Tier
-from pointsman.placement.devices import ABLE, OBSTACLES, Codes, Devices, Floats, Mask
+from pointsman.placement.devices import ABLE, OBSTACLES, Codes, Devices, Floats, Mask, Rows
 from pointsman.placement.filters import Hosts, Rejections
-from pointsman.placement.fleet import FREE_CPUS, FREE_MEMORY, Device, Fleet, Host
+from pointsman.placement.fleet import (
+    FREE_BYTES,
+    FREE_CPUS,
+    FREE_MEMORY,
+    FREE_SHARE,
+    TENANTS,
+    TOTAL_BYTES,
+    Device,
+    Fleet,
+    Host,
+)
 from pointsman.placement.fragmentation import Fragmentation
 from pointsman.reasons import Reason
 from pointsman.selection import Cycle, RejectedEach
 from pointsman.selection.arrays import np
 
+BEHIND = 2.0**44
+"""More bytes than any GPU has."""
+STEPS = 200
+"""Shares are compared in steps of this part."""
 CPU_SLACK = 1e-9
 """CPUs are fractions that were added and subtracted."""
 
@@ -38,6 +52,8 @@ class TierFit(msgspec.Struct, eq=False):
     """What else makes one worker better than another in this tier: 1 for the best, at most 0.5 for the others."""
     gpus: int | None = None
     """How many GPUs of one worker it takes; None if it is on several workers, or partly on the CPU."""
+    taken: Rows | None = None
+    """The row of the GPU that it would take; None if it takes several, or none."""
     forbidden: bool = False
     """The ask rules this tier out, however much room there is."""
 
@@ -100,7 +116,7 @@ class ResourceFit(ABC):
 
     def among(self, ask: Ask, candidates: Hosts) -> TierFit:
         """Which of these workers fit, as things stand."""
-        forbidden = self.forbidden(ask)
+        forbidden = not_listed(ask, self.tier) or self.forbidden(ask)
         if forbidden is not None:
             return nowhere(ask, len(candidates.whole), lambda _: forbidden, forbidden=True)
         mask = np.zeros(len(candidates.whole), dtype=bool)
@@ -116,12 +132,51 @@ class ResourceFit(ABC):
         """Which of the workers in the mask fit."""
 
     def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
-        """GPUs of one worker in the order in which they are taken: when packing the fullest first; when spreading those
-        with the fewest instances of the same deployment, then the emptiest."""
+        """GPUs of one worker in the order in which they are taken: when packing those in use, the fullest first; when
+        spreading those with the fewest instances of the same deployment, then those of least use."""
+        order = self.dislike(ask, free)
         if ask.arrangement is Arrangement.BINPACK or not devices:
-            return sorted(devices, key=lambda device: (float(free[device.row]), device.row))
+            return sorted(devices, key=lambda device: (float(order[device.row]), device.row))
         siblings = self.fleet.occupants.on_gpus(ask.deployment, str(devices[0].host))
-        return sorted(devices, key=lambda one: (siblings[one.gpu.index], -float(free[one.row]), one.row))
+        return sorted(devices, key=lambda one: (siblings[one.gpu.index], float(order[one.row]), one.row))
+
+    def dislike(self, ask: Ask, free: Floats) -> Floats:
+        """By GPU: the less, the sooner it is taken. When packing a GPU in use comes before an empty one, then the one
+        with the least left. When spreading the one with the fewest instances comes first, then the one of which the
+        smallest share is claimed, then the one with the most left."""
+        columns = self.fleet.gpus.columns
+        tenants = np.asarray(columns[TENANTS])
+        if ask.arrangement is Arrangement.BINPACK:
+            return np.where(tenants > 0, free, free + BEHIND)
+        total = np.maximum(columns[TOTAL_BYTES], 1.0)
+        left = np.minimum(np.asarray(columns[FREE_BYTES]) / total, columns[FREE_SHARE])
+        claimed = np.round((1.0 - np.clip(left, 0.0, 1.0)) * STEPS)
+        return BEHIND * (tenants * (STEPS + 1) + claimed + 1.0) - free
+
+    def taken_first(self, ask: Ask, room: Mask, free: Floats) -> Rows:
+        """By worker: the row of the GPU in a set that is taken first; -1 if it has none there. Siblings aside."""
+        devices = self.devices()
+        order = np.where(room, self.dislike(ask, free), np.inf)
+        least = devices.by_worker.smallest(order)
+        rows = np.flatnonzero(room & (order <= least[devices.workers]))
+        taken = np.full(len(self.fleet), -1, dtype=np.intp)
+        taken[devices.workers[rows[::-1]]] = rows[::-1]  # of equals the first
+        return taken
+
+
+def not_listed(ask: Ask, tier: Tier) -> Reason | None:
+    """Whether the ask lists its tiers, and this is none of them."""
+    if not ask.tiers or tier in ask.tiers:
+        return None
+    return Reason("tier-not-listed", {"tiers": [one.written for one in ask.tiers]})
+
+
+def layers_elsewhere(ask: Ask) -> Reason | None:
+    """Whether its engine is told to leave layers on the CPU: then they are not all on GPUs."""
+    layers = ask.gpu_layers
+    if layers is None or layers >= ask.need.layers:
+        return None
+    return Reason("gpu-layers-set", {"gpu_layers": layers, "layers": ask.need.layers})
 
 
 NO_GPU = "no-gpu"
@@ -140,11 +195,12 @@ def lacks_gpus(obstacles: Codes, host: Host) -> Reason | None:
 
 def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, ...]:
     """What it takes of these GPUs, and of the CPUs and the memory of the first one's worker."""
+    share = ask.gpu_utilization or 0.0
     return tuple(
         Claim(
             worker=str(device.host),
             gpu=device.gpu.index,
-            gpu_bytes=gpu_bytes,
+            gpu_bytes=max(gpu_bytes, int(device.gpu.memory_bytes * share)),
             gpu_total_bytes=device.gpu.memory_bytes,
             gpu_share=ask.gpu_share or 0.0,
             exclusive=ask.exclusive,

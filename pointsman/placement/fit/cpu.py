@@ -13,7 +13,9 @@ class FitsOnCpu(ResourceFit):
     tier = Tier.CPU
 
     def forbidden(self, ask: Ask) -> Reason | None:
-        return Reason("engine-needs-gpu") if ask.engine.needs_gpu and not ask.cpu else None
+        if ask.open_to(self.tier):
+            return None
+        return Reason("engine-needs-gpu" if ask.engine.needs_gpu else "means-gpus")
 
     def fit(self, ask: Ask, among: Mask) -> TierFit:
         needed = ask.need.cpu_bytes

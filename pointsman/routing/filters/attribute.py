@@ -48,7 +48,7 @@ class ValueRange(Parameters, frozen=True):
 
 
 class TopK(Parameters, frozen=True):
-    """The `k` best; of equal ones those that come first."""
+    """The `k` best; among equal ones, those that come first."""
 
     k: int
     higher_is_better: bool = True
@@ -122,7 +122,7 @@ class EndpointAttributeFilter:
         self._fallback = fallback_on_empty
         self._judged: Column | None = None
         self._rejected: Positions = ()
-        """Of the values that were judged last: they stay the same between measurements."""
+        """Rejections for the last values, which stay the same between measurements."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         values = self.attribute.of(candidates)

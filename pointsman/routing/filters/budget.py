@@ -41,5 +41,5 @@ class WithinBudget:
         return Reason("beyond-budget", {**facts, "cost": least}) if least > budget else None
 
     def _costs(self, request: RequestMetadata, candidates: Endpoints) -> Column:
-        """inf: unknown."""
+        """Costs; inf where unknown."""
         return or_else(linear(self._rates.of(candidates), billed_tokens(request), 0.0), inf)

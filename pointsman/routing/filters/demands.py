@@ -14,7 +14,7 @@ from pointsman.selection.columns import where_zero
 class Demands:
     """The four filters that run first in every profile: model, health, room and budget.
 
-    As a gate it recognises at once when all endpoints pass, as in a fleet of one model with room.
+    As a gate it recognises at once that all endpoints pass, as in a fleet with one model and room everywhere.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

@@ -15,7 +15,7 @@ class ServesModel:
 
     def __init__(self) -> None:
         self._known: PerMembers[Endpoint, dict[str, Positions]] = PerMembers(lambda _: {})
-        """By model, the rows of the endpoints that do not serve it."""
+        """The rows of the endpoints that do not serve a model, by model."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         others = self._not_serving(cycle.request.model_name, candidates)
@@ -58,7 +58,7 @@ class IsHealthy:
 
 
 Closed: TypeAlias = tuple[Positions, Mapping[Endpoint, Reason]]
-"""Endpoints that do not accept requests, and why, where more is known than that."""
+"""Endpoints that do not accept requests, and the reasons that are known."""
 
 
 def _closed(whole: Endpoints) -> Closed:

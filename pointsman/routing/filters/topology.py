@@ -14,9 +14,10 @@ TopologyProducer = Annotated[Locator | None, PluginRef("locator", default="topol
 
 
 class Peer:
-    """What the filter and the scorer share: where the endpoint of another stage is, and how near candidates are.
+    """The common part of the filter and the scorer: where the endpoint of another stage is, and how near candidates
+    are.
 
-    That endpoint is the cycle's NEAR. If it is not known where that is, the header `peer_topology_header` counts, in
+    That endpoint is the cycle's NEAR. If its location is unknown, the header `peer_topology_header` counts, in
     the form host=a,rack=b,zone=c,region=d; only for planes whose clients may not choose it.
     """
 
@@ -26,7 +27,7 @@ class Peer:
         self._members = PerMembers(self._located)
 
     def location_of_peer(self, cycle: RequestCycle) -> Location | None:
-        """None if there is no peer, or nothing is known of where it is."""
+        """The location of the peer; None if there is no peer, or if its location is unknown."""
         near = cycle.get(NEAR)
         where = self._locator.location(near.instance) if near is not None and self._locator is not None else None
         if (where is None or not any(where)) and self._header:
@@ -52,7 +53,7 @@ class Peer:
 class TopologyAffinityFilter(Peer):
     """Demands an endpoint that shares the level `min_affinity`, or a nearer one, with the endpoint of another stage.
 
-    All pass if there is no such endpoint, if it is not known where it is, or if no candidate is near enough.
+    All pass if there is no such endpoint, if its location is unknown, or if no candidate is near enough.
     """
 
     def __init__(

@@ -14,9 +14,9 @@ from pointsman.selection.scheduler import failed
 
 
 class PrefixBasedPdDecider:
-    """Prefill elsewhere if the endpoint that decodes would have to compute at least `non_cached_tokens` of the prompt.
+    """Prefills elsewhere if the endpoint that decodes would have to compute at least `non_cached_tokens` of the prompt.
 
-    Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or when nothing is known of its cache.
+    Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or when its cache is unknown.
     """
 
     def __init__(self, non_cached_tokens: int = 0, prompt_tokens: int = 0) -> None:
@@ -35,14 +35,14 @@ class PrefixBasedPdDecider:
 
 
 class AlwaysDisaggPdDecider:
-    """Always prefill elsewhere."""
+    """Always prefills elsewhere."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
         return True
 
 
 class AlwaysDisaggMultimodalDecider:
-    """Encode elsewhere if the prompt has parts that are not text."""
+    """Encodes elsewhere if the prompt has parts that are not text."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
         return cycle.request.is_multimodal
@@ -73,7 +73,7 @@ class DisaggProfileHandler:
     """Runs the stages of a request one after the other; it goes to the endpoint that decodes.
 
     `decode-first`: decode, then encode and prefill where their deciders agree. `prefill-first`: prefill, encode if
-    its decider agrees, then decode. Only decode must succeed; engines do without a stage that failed.
+    its decider agrees, then decode. Only decode must succeed; engines manage without a stage that failed.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DisaggProfileHandler:
         return ()
 
     def _stay_near(self, cycle: RequestCycle, results: Results, stage: str) -> None:
-        """The KV cache moves between the stages: topology scorers need to know where the first one is."""
+        """Set NEAR: the KV cache moves between the stages, so topology scorers must know where the first one is."""
         for endpoint in chosen(results, stage)[:1]:
             cycle[NEAR] = endpoint
 

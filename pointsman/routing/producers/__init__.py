@@ -5,6 +5,7 @@ The one rule: a producer never decides; if it raises, the cycle continues withou
 
 from pointsman.routing.producers.burst import BurstPrefixCacheProducer
 from pointsman.routing.producers.inflight import InflightLoadProducer
+from pointsman.routing.producers.latency import PredictedLatencyProducer
 from pointsman.routing.producers.media import MmEmbeddingsCacheProducer
 from pointsman.routing.producers.prefix import ApproxPrefixCacheProducer
 
@@ -13,4 +14,5 @@ __all__ = [
     "BurstPrefixCacheProducer",
     "InflightLoadProducer",
     "MmEmbeddingsCacheProducer",
+    "PredictedLatencyProducer",
 ]

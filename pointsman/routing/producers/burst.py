@@ -9,27 +9,27 @@ import msgspec
 from pointsman.parameters import NoEffect
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.plugins import PREFIX_MATCH, Endpoints, PrefixMatch, RequestCycle
-from pointsman.routing.producers.prefix import block_hashes, first_link, token_bytes
+from pointsman.routing.producers.prefix_index import block_hashes, first_link, token_bytes
 from pointsman.selection import Key, SchedulingResult
 from pointsman.selection.columns import column_of, filled, placed
 from pointsman.types import RequestMetadata
 
 MAX_BLOCKS = 2048
-"""Of a prompt that are hashed, if no limit is given."""
+"""Maximum number of hashed blocks of a prompt, if no limit is given."""
 UNLIMITED = -1
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """The prompts of a request: what they are, where they begin alike, and how long they are."""
+    """The prompts of a request: their hash, the hash of their beginning, and their length."""
 
     whole: tuple[int, ...]
     beginning: int | None
-    """The hash of the first `minColocateBlocks` blocks; None if they are shorter, or that does not count."""
+    """The hash of the first `minColocateBlocks` blocks; None if they are shorter, or if beginnings do not count."""
     blocks: int
 
 
 class Batch(msgspec.Struct):
-    """The requests of one window: where each prompt, and each beginning of prompts, was sent."""
+    """The requests of one window: where each prompt, and each beginning, was sent."""
 
     until: float = -inf
     sent: dict[tuple[int, ...], Counter[str]] = {}
@@ -130,7 +130,7 @@ class BurstPrefixCacheProducer:
         return Prompts(whole, beginning, sum(chain.blocks for chain in chains))
 
     def _nothing_known(self, blocks: int, candidates: Endpoints) -> PrefixMatch:
-        """What there is without another producer of matches."""
+        """The facts to start from without another producer of matches."""
         nothing = column_of([0.0] * len(candidates.whole), candidates.uncut().arrays)
         return PrefixMatch(nothing, filled(float(blocks), nothing), filled(float(self._block_size), nothing), nothing)
 

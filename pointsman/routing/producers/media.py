@@ -16,7 +16,7 @@ from pointsman.types import RequestMetadata
 
 DEFAULT_CACHE_MB = 4096
 MB_PER_ITEM = 2
-"""What the embeddings of one image or clip are assumed to take."""
+"""Assumed size of the embeddings of one image or clip."""
 MAX_ITEMS = 256
 """Items of one request that are followed."""
 
@@ -43,10 +43,10 @@ def media_items(request: RequestMetadata) -> frozenset[int]:
 
 
 class MmEmbeddingsCacheProducer:
-    """Remembers per endpoint the media that it was sent, most recently used last, and tells how many it probably has.
+    """Remembers per endpoint the media that it was sent, most recently used last, and reports how many it probably has.
 
-    An endpoint is assumed to hold one item per 2 MB of `cache_size_in_mb_per_server`. What counts is where media are
-    encoded: the targets of `encode_profile` if that profile ran, else those of the primary one.
+    An endpoint is assumed to hold one item per 2 MB of `cache_size_in_mb_per_server`. Items are recorded where they are
+    encoded: on the targets of `encode_profile` if that profile ran, else those of the primary one.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MmEmbeddingsCacheProducer:
         self._capacity = max(size_mb // MB_PER_ITEM, 1)
         self._profile = encode_profile or "encode"
         self._held: dict[str, OrderedDict[int, None]] = {}
-        """By endpoint: its items, the most recently used last."""
+        """The items of each endpoint, the most recently used last."""
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
         items = media_items(cycle.request)

@@ -30,9 +30,10 @@ class Deadlines:
         """None: not known yet."""
         self.changed_at = -inf
         self._served: LazyHeap[Queued] = LazyHeap()
-        """By deadline while instances run, as of some time in the past: a change of the pool only postpones it."""
+        """Requests by their deadline while instances run, as of some earlier time: a change of the pool only postpones
+        it."""
         self._alone: LazyHeap[Queued] = LazyHeap()
-        """The same while none are running."""
+        """Requests by their deadline while no instance runs."""
 
     def add(self, item: Queued) -> None:
         if item.ttl_s is not None:
@@ -55,7 +56,7 @@ class Deadlines:
             self.changed_at = now
 
     def first(self) -> tuple[Queued, float] | None:
-        """The request that expires first, and when; None if none ever will."""
+        """The request that expires first, and when; None if none ever expires."""
         is_empty = bool(self.pool_is_empty)
         heap = self._alone if is_empty else self._served
         while (item := heap.first()) is not None:
@@ -73,7 +74,8 @@ class Deadlines:
 
 
 class Sheddable:
-    """Waiting requests of negative priority, in the order in which others displace them: lowest first, then newest."""
+    """Waiting requests of negative priority, in the order in which others displace them: the lowest first, then the
+    newest."""
 
     def __init__(self) -> None:
         self._order: LazyHeap[Queued] = LazyHeap()
@@ -135,26 +137,26 @@ class Backlog:
         return gone
 
     def enter(self, item: Queued) -> None:
-        """A request takes up room from now on."""
+        """Let a request take up room."""
         self.by_id[item.request.request_id] = item
         item.band.room.enter(item.size_bytes)
         self.total.enter(item.size_bytes)
 
     def leave(self, item: Queued, stage: QueueStage) -> None:
-        """A held request frees its room."""
+        """Free the room of a held request."""
         item.stage = stage
         del self.by_id[item.request.request_id]
         item.band.room.leave(item.size_bytes)
         self.total.leave(item.size_bytes)
 
     def wait(self, item: Queued) -> None:
-        """A request that its band has taken in waits, and may expire or be displaced."""
+        """Let a request that its band has taken in wait: it may expire or be displaced."""
         item.stage = QueueStage.WAITING
         self.deadlines.add(item)
         self._sheddable.add(item)
 
     def hold(self, item: Queued, now: float) -> Queued:
-        """From waiting to held."""
+        """Move a request from waiting to held."""
         item.band.take(item)
         self.deadlines.discard(item)
         self._sheddable.discard(item)
@@ -162,7 +164,7 @@ class Backlog:
         return item
 
     def remove(self, item: Queued) -> None:
-        """From waiting to gone."""
+        """Remove a waiting request."""
         item.band.discard(item)
         self.deadlines.discard(item)
         self._sheddable.discard(item)

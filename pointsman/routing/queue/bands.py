@@ -39,9 +39,9 @@ class Occupancy:
         self.requests = 0
         self.size_bytes = 0
         self._place = place
-        """Where this is, as part of a sentence: "at priority 0"."""
+        """Where the bounds apply, as part of a sentence: "at priority 0"."""
         self._setting = setting
-        """The setting to change for more room."""
+        """The setting that gives more room."""
 
     def fits(self, size_bytes: int) -> bool:
         return (self.max_requests is None or self.requests < self.max_requests) and (
@@ -57,7 +57,7 @@ class Occupancy:
         self.size_bytes -= size_bytes
 
     def fits_without(self, size_bytes: int, fewer_requests: int, fewer_bytes: int) -> bool:
-        """Whether it would fit if this much left."""
+        """Whether a request would fit if this much left."""
         return (self.max_requests is None or self.requests - fewer_requests < self.max_requests) and (
             self.max_bytes is None or self.size_bytes - fewer_bytes + size_bytes <= self.max_bytes
         )
@@ -103,18 +103,19 @@ class Parked:
         del self._in_turn[item]
 
     def first(self) -> Queued:
-        """The first in order. There must be one."""
+        """The first request in order. There must be one."""
         first = self._in_order.first()
         assert first is not None
         return first
 
     def longest_untried(self) -> Queued:
-        """The one that was not tried for longest. There must be one."""
+        """The request that was not tried for the longest time. There must be one."""
         return next(iter(self._in_turn))
 
 
 MAX_DYNAMIC_BANDS = 64
-"""Clients choose priorities. Past this many bands made on demand, empty ones go, and then band 0 takes the rest."""
+"""Clients choose priorities. Beyond this many bands made on demand, empty ones are removed, and then band 0 takes the
+rest."""
 
 
 class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +155,7 @@ class Band:
         self.room = Occupancy(settings.max_requests, settings.max_bytes, place, f"flowControl.{setting}")
 
     def put(self, item: Queued) -> None:
-        """A request waits, or waits again."""
+        """Add a request that waits, or waits again."""
         flow = self.flows.get(item.flow)
         if flow is None:
             flow = self.flows[item.flow] = LazyHeap()
@@ -170,7 +171,7 @@ class Band:
         """The head of the flow whose turn it is. There must be one."""
         head = self._head()
         if self._key_at is not None:
-            for _ in range(self.room.requests):  # each at most once, whatever keys a user's code gives
+            for _ in range(self.room.requests):  # try each at most once, whatever keys a user's code returns
                 key = self._key_at(head, now)
                 if key == head.order_key:
                     break
@@ -198,7 +199,7 @@ class Band:
         self._head_changed(item.flow, flow)
 
     def discard(self, item: Queued) -> None:
-        """A request leaves without having had its turn."""
+        """Remove a request that has not had its turn."""
         if item in self.parked:
             self.parked.remove(item)
             return
@@ -324,7 +325,7 @@ def id_is_taken(item: Queued) -> Refusal:
 
 
 def displaced(item: Queued, by: Queued, shortage: dict[str, Any]) -> Refusal:
-    """A request made room for a more important one."""
+    """The refusal of a request that made room for a more important one."""
     facts = {"priority": item.priority, "by_priority": by.priority}
     return Refusal(Outcome.REJECTED_CAPACITY, Reason("displaced", facts | shortage))
 
@@ -335,13 +336,13 @@ def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
 
 
 def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float, setting: str) -> Refusal:
-    """The time to live of a request is over, and no instance is running."""
+    """The refusal if the time to live of a request is over and no instance is running."""
     reason = _waited("no-instance-came", item, now, limit_s, default_ttl_s, setting)
     return Refusal(Outcome.EVICTED_NO_ENDPOINTS, reason)
 
 
 def _waited(code: str, item: Queued, now: float, limit_s: float | None, default_s: float, setting: str) -> Reason:
-    """`setting` is a fact if it set the limit; None: the request's own deadline did."""
+    """The facts about waiting. `setting` set the limit; None: the request's own deadline did."""
     facts = {"waited_s": now - item.enqueued_at, "limit_s": limit_s}
     return Reason(code, facts | {"setting": setting if limit_s == default_s else None})
 
@@ -351,6 +352,6 @@ def shutting_down() -> Refusal:
 
 
 def evicted_in_flight(item: Queued, priority: int) -> Refusal:
-    """A running request was stopped for a more important one."""
+    """The refusal of a running request that was stopped for a more important one."""
     facts = {"priority": item.priority, "by_priority": priority}
     return Refusal(Outcome.EVICTED_IN_FLIGHT, Reason("stopped-for-priority", facts))

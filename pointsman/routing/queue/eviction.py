@@ -21,7 +21,7 @@ class EvictionOrder(Protocol):
     """Says which running request is stopped first."""
 
     def eviction_key(self, item: Queued, number: int) -> Any:
-        """Its place in the order, smaller first. `number`: of the requests sent, 1 for the first."""
+        """Its position in the order, smaller first. `number` counts the requests sent, from 1."""
         ...
 
 
@@ -33,7 +33,7 @@ class SheddableEvictionFilter:
 
 
 class PriorityThenTimeEvictionOrderPolicy:
-    """The lowest priority is stopped first, and of one priority the newest: least of its work is lost."""
+    """The lowest priority is stopped first, and within a priority the newest, because it loses the least work."""
 
     def eviction_key(self, item: Queued, number: int) -> tuple[int, int]:
         return item.priority, -number

@@ -30,8 +30,8 @@ class Turns(ABC):
         """The flow whose turn it is; None if none waits. Has no side effects."""
 
     def taken(self, item: Queued) -> None:
-        """A request goes to be served, mostly the head of the next flow; others may be taken out of turn. `waits` or
-        `leaves` follows. Charge it now: more may be taken before this one is sent."""
+        """A request is taken to be served, mostly the head of the next flow; others may be taken out of turn. `waits`
+        or `leaves` follows. Charge it now: more may be taken before this one is sent."""
 
     def returned(self, item: Queued) -> None:
         """A taken request was not served after all. If it is in the order again, `waits` was called before."""
@@ -83,7 +83,7 @@ class RoundRobinFairnessPolicy:
 
 
 class _InTurn(Turns):
-    """Two heaps: flows after the one chosen last, and those whose turn is in the next round."""
+    """Two heaps: flows after the one that was chosen last, and flows whose turn comes in the next round."""
 
     forgets = True
 

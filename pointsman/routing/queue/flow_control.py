@@ -113,7 +113,7 @@ class FlowControl:
         return not self._backlog.by_id and self._bands.forget_turns
 
     def goes_at_once(self, item: Queued, now: float) -> None:
-        """A request is sent without waiting, while the queue `is_open`. Follow it with `ended` or `put_back`."""
+        """Send a request without waiting, while the queue `is_open`. Follow it with `ended` or `put_back`."""
         item.band = band = self._bands.of(item.request.priority)
         item.enqueued_at = item.taken_at = now
         own_s = item.request.timeout_s
@@ -124,7 +124,7 @@ class FlowControl:
         band.in_flight += 1
 
     def put_back(self, item: Queued) -> None:
-        """A request that could not be placed, or was sent and failed, waits again where it stood.
+        """Let a request that could not be placed, or was sent and failed, wait again in its old position.
 
         Its flow is not charged. There is always room for it, as it was let in before.
         """
@@ -141,7 +141,7 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def park(self, item: Queued) -> None:
-        """A request that no instance can take, for reasons of its own, waits beside the order, uncharged."""
+        """Let a request that no instance can take, for reasons of its own, wait beside the order, uncharged."""
         _expect(item, QueueStage.HELD)
         item.band.parked.add(item)
         self._backlog.wait(item)
@@ -150,7 +150,7 @@ class FlowControl:
     # Another queue
 
     def continue_from(self, before: "FlowControl") -> None:
-        """Take the place of another queue: it knows since when there have been instances, or none."""
+        """Replace another queue, which knows since when there have been instances, or none."""
         self._deadlines.pool_is_empty = before._deadlines.pool_is_empty
         self._deadlines.changed_at = before._deadlines.changed_at
 
@@ -180,7 +180,7 @@ class FlowControl:
     def pop(self, now: float, saturation: float) -> Queued | None:
         """The next request; None if none may go now. Follow it with `served`, `put_back`, `park` or `drop`.
 
-        Of the bands that have work, the highest goes; if it is blocked, those below wait too.
+        The highest band that has work goes; if it is blocked, those below wait too.
         """
         self.blocked = None
         if not self._backlog.by_id:
@@ -198,24 +198,25 @@ class FlowControl:
         return None
 
     def take(self, item: Queued, now: float) -> None:
-        """Pop this request out of turn: a policy that sees all that waits has chosen it. Follow it as `pop`."""
+        """Pop a request out of turn, because a policy that sees all waiting ones has chosen it. Follow it like
+        `pop`."""
         _expect(item, QueueStage.WAITING)
         self._backlog.hold(item, now)
 
     def served(self, item: Queued) -> None:
-        """A held request was sent: its room is free again."""
+        """Free the room of a held request that was sent."""
         _expect(item, QueueStage.HELD)
         self._backlog.leave(item, QueueStage.SERVED)
         item.band.in_flight += 1
 
     def drop(self, item: Queued) -> None:
-        """A held request will not be served: its room is free again, and its flow is not charged."""
+        """Free the room of a held request that will not be served; its flow is not charged."""
         _expect(item, QueueStage.HELD)
         self._backlog.leave(item, QueueStage.LEFT)
         item.band.turns.returned(item)
 
     def ended(self, item: Queued, output_tokens: int, now: float | None = None) -> None:
-        """A request that was served has ended, with this much output. `now`: None if it was served in vain."""
+        """A request that was served has ended, with this much output. `now` is None if it was served in vain."""
         _expect(item, QueueStage.SERVED)
         item.ended_at = now
         item.stage = QueueStage.LEFT
@@ -223,7 +224,7 @@ class FlowControl:
         item.band.turns.ended(item, output_tokens)
 
     def cancel(self, request_id: str) -> Queued | None:
-        """Remove a waiting request. None: no request of this id waits here."""
+        """Remove a waiting request. Returns None if no request of this id waits here."""
         item = self._backlog.by_id.get(request_id)
         if item is None or item.stage is not QueueStage.WAITING:
             return None
@@ -240,7 +241,7 @@ class FlowControl:
     # Time
 
     def pool_changed(self, is_empty: bool, now: float) -> None:
-        """Whether there is any instance. When that changes, every request's time to live starts again."""
+        """Set whether there is any instance. When that changes, every request's time to live starts again."""
         self._deadlines.pool_changed(is_empty, now)
 
     def expire(self, now: float, pool_is_empty: bool) -> list[tuple[Queued, Refusal]]:

@@ -1,4 +1,4 @@
-"""What waits: a request, its flow and its stage; and what flow control returns."""
+"""The items of a queue: a request, its flow and its stage; and the results of flow control."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -29,7 +29,8 @@ class QueueStage(Enum):
 
 
 class Queued(msgspec.Struct, eq=False):
-    """One request that was, is or will be in the queue. Only the queue writes, save for what the dispatcher sets."""
+    """One request that was, is or will be in the queue. Only the queue writes to it, except for the fields that the
+    dispatcher sets."""
 
     request: RequestMetadata
     ttl_s: float | None = None
@@ -49,7 +50,7 @@ class Queued(msgspec.Struct, eq=False):
     excluded: frozenset[str] = frozenset()
     """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
     answered: bool = False
-    """An instance has given it an answer, for want of a better one; set by the dispatcher."""
+    """Whether it has an instance's error, which its client gets if there is nothing better; set by the dispatcher."""
     ended_at: float | None = None
     """When it had been served; None if it was not, or was served in vain. Set by the queue."""
     _flow: str | None = None
@@ -91,7 +92,7 @@ class Offered(NamedTuple):
     """The result of an offer."""
 
     refusal: Refusal | None = None
-    """None: the request waits."""
+    """Why it was refused; None: the request waits."""
     displaced: Sequence[tuple[Queued, Refusal]] = ()
     """Waiting requests that it displaced."""
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 M = TypeVar("M")
 
 SLACK = 16
-"""Dead entries that are not worth removing, however few live ones there are."""
+"""Number of dead entries that are not worth removing, however few live ones there are."""
 
 
 class LazyHeap(Generic[M]):
@@ -70,7 +70,7 @@ class LazyHeap(Generic[M]):
         return member
 
     def discard(self, member: M) -> bool:
-        """Remove a member. False: it was not here."""
+        """Remove a member. Returns False if it was not here."""
         entry = self._live.pop(member, None)
         if entry is None:
             return False
@@ -82,7 +82,7 @@ class LazyHeap(Generic[M]):
         return True
 
     def in_order(self) -> Iterator[M]:
-        """All members, smallest first. Sorts; for display."""
+        """All members, smallest first. Costs a sort; for display."""
         return (member for _, _, member in sorted(self._live.values()))
 
     def _uncover(self) -> None:

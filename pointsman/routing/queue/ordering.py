@@ -14,7 +14,7 @@ from pointsman.routing.queue.items import Queued, header_of
 SLO_HEADER = "x-llm-d-slo-ttft-ms"
 SLO_ALIAS = "x-slo-ttft-ms"
 MAX_SLO_MS = (2**63 - 1) // 10**6
-"""A longer one counts as none: in nanoseconds it does not fit 64 bits."""
+"""A longer objective counts as none, because in nanoseconds it does not fit into 64 bits."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
@@ -43,7 +43,7 @@ class EdfOrderingPolicy:
 
 
 class SloDeadlineOrderingPolicy:
-    """By when the first token is due: the header `x-llm-d-slo-ttft-ms`, else the request's `slo_deadline_ms`.
+    """Orders by when the first token is due: the header `x-llm-d-slo-ttft-ms`, else the request's `slo_deadline_ms`.
 
     A request with neither, or with a header that is not a whole number of milliseconds in range, goes last.
     """

@@ -1,4 +1,4 @@
-"""Fairness between programs, such as the sessions of agents, by what each was served lately; and how they are named."""
+"""Fairness between programs, such as the sessions of agents, by recent service; and how programs are named."""
 
 from collections.abc import Sequence
 from math import exp2, log2
@@ -11,7 +11,7 @@ from pointsman.types import MAX_NAME, RequestMetadata
 
 @runtime_checkable
 class FlowNamer(Protocol):
-    """Says which requests share a flow, and so a turn."""
+    """Says which requests share a flow and so take turns together."""
 
     def name_flow(self, request: RequestMetadata) -> str:
         """The name of its flow, of at most 600 characters: it is kept while requests of the flow wait or run."""
@@ -25,8 +25,8 @@ SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id
 class AgentIdentity:
     """Makes each session of an agent a flow of its own, by the headers in which agents name their sessions.
 
-    `additional_session_headers` are looked at first. A fairness header of the request wins over all of them. A session
-    belongs to its user: equal names of different users are different flows.
+    `additional_session_headers` are tried first. A fairness header of the request takes precedence over all of them. A
+    session belongs to its user: equal names of different users are different flows.
     """
 
     def __init__(self, additional_session_headers: Sequence[str] = ()) -> None:
@@ -48,7 +48,7 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 MAX_PROGRAMS = 10_000
 """Clients name programs: past this many, those that ended longest ago are forgotten first."""
 FAR = 500.0
-"""Half-lives after which numbers are written in terms of a later time, so that they stay small."""
+"""Number of half-lives after which the reference time moves, so that numbers stay small."""
 
 
 class _Program:
@@ -56,19 +56,19 @@ class _Program:
 
     def __init__(self) -> None:
         self.service = 0.0
-        """Weighted tokens, each as much as it will be worth at the reference time: so none has to be decayed."""
+        """Weighted tokens at their value at the reference time, so that none has to be decayed."""
         self.in_flight = 0
         self.ended_at = 0.0
         """When it last was served, or began to wait."""
 
 
 class ProgramAwareFairness:
-    """Next is the program that was served least lately, with some credit for how long its head has waited.
+    """The program with the least recent service is next, with some credit for how long its head has waited.
 
     Service is input tokens plus twice the output tokens of requests that have ended; it halves every
     `las_half_life_seconds`. A program scores `las_weight_service` * (1 - service) + `las_weight_head_wait` * wait; both
-    go from 0 for the least to 1 for the most of those that wait. Of equal ones, the one whose head came first. Bands
-    share one account per program.
+    go from 0 for the least to 1 for the most of those that wait. Among equal programs, the one whose head came first is
+    next. Bands share one account per program.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ProgramAwareFairness:
         self._swept_at = 0.0
         self._reference = 0.0
         self.programs: dict[str, _Program] = {}
-        """In the order in which they were last served."""
+        """Programs in the order in which they were last served."""
 
     def for_band(self) -> Turns:
         return _LeastServed(self)
@@ -142,7 +142,7 @@ class ProgramAwareFairness:
 
 
 class _LeastServed(Turns):
-    """The turns of one band. `next` takes as many steps as flows wait: what counts is relative to the others."""
+    """The turns of one band. `next` takes as many steps as flows wait, because scores are relative to the others."""
 
     def __init__(self, policy: ProgramAwareFairness) -> None:
         self._policy = policy

@@ -60,7 +60,7 @@ class UtilizationDetector:
         self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
 
     def allow_age(self, oldest_s: float) -> None:
-        """Measurements up to this age are not stale, whatever the parameter says: no newer ones can be had."""
+        """Measurements up to this age are not stale, whatever the parameter says, because there are no newer ones."""
         self.oldest_s = max(self.oldest_s, oldest_s)
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
@@ -101,14 +101,13 @@ class UtilizationDetector:
 
 
 def _current_at(endpoints: Endpoints) -> Column:
-    """As of when the measurements are current: those of idle engines hold until the next is due."""
+    """The time up to which measurements are current: those of idle engines are until the next is due."""
     return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 
 class ConcurrencyDetector:
-    """Full by what was sent and has not ended: requests, tokens, or whichever is fuller of the two (`hybrid`).
-
-    As a filter it turns full endpoints away, if need be all of them.
+    """Saturation by what was sent and has not ended: requests, tokens, or the fuller of the two (`hybrid`). As a filter
+    it rejects full endpoints, even if these are all.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ def _any_of(*positions: Positions) -> list[int]:
 
 
 def _divided(column: Column, by: float) -> Column:
-    # Not times the reciprocal: a full endpoint must come out as exactly 1.
+    # Not multiplied by the reciprocal: a full endpoint must yield exactly 1.
     return [value / by for value in column] if isinstance(column, list) else column / by
 
 
@@ -190,8 +189,9 @@ class PoolSaturation:
 class LegacyAdmission:
     """Without flow control, requests of negative priority are refused while the pool is full.
 
-    `waits`: other requests wait for a first instance and its first report. Then neither an empty pool nor an instance
-    that was never measured counts as full: a plane has engines without metrics, and starts instances on demand.
+    With `waits`, other requests wait for a first instance and its first report. Then neither an empty pool nor an
+    instance that was never measured counts as full: a plane has engines without metrics, and starts instances on
+    demand.
     """
 
     def __init__(self, detector: SaturationDetector, *, waits: bool = False) -> None:
@@ -214,7 +214,7 @@ class LegacyAdmission:
 
 
 def _measured(endpoints: Endpoints) -> Endpoints:
-    """Those that have been measured; the same roster if all have."""
+    """The endpoints that have been measured; the same roster if all have."""
     unmeasured = [i for i, endpoint in enumerate(endpoints) if endpoint.metrics is None]
     return endpoints.without(unmeasured) if unmeasured else endpoints
 

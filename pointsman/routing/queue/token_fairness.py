@@ -5,11 +5,11 @@ from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 MAX_IDLE_FLOWS = 1_024
-"""Idle flows that are remembered, per band. Past this many, the one with the lowest counter is forgotten first."""
+"""Idle flows that are remembered, per band. Beyond this many, the one with the lowest counter is forgotten first."""
 
 
 class VirtualTokenCounterFairnessPolicy:
-    """Next is the flow that was served the fewest tokens, counted as input_weight * input + output_weight * output.
+    """The flow that was served the fewest tokens is next, counted as input_weight * input + output_weight * output.
 
     A request is charged when it is taken, for its expected output: `default_output_tokens`, or `max_tokens` if that is
     less. When it ends, the charge is corrected to its actual output. A flow that starts to wait is lifted to the lowest
@@ -70,7 +70,7 @@ class _ByTokens(Turns):
         self._accounts: dict[str, _Account] = {}
         self._waiting: LazyHeap[str] = LazyHeap()
         self._idle: LazyHeap[str] = LazyHeap()
-        """Neither waiting nor in flight, and above the floor."""
+        """Flows that neither wait nor have requests in flight, and are above the floor."""
         self._floor = 0.0
         """The lowest counter among the waiting flows when the last choice was made; never falls."""
 

@@ -20,6 +20,7 @@ from pointsman.routing.scorers.lora import LoraAffinityScorer
 from pointsman.routing.scorers.no_hit_lru import NoHitLruScorer
 from pointsman.routing.scorers.prefix import MmEmbeddingsCacheScorer, PrefixCacheScorer
 from pointsman.routing.scorers.session import SessionAffinityScorer
+from pointsman.routing.scorers.slo_misses import SloMissScorer
 from pointsman.routing.scorers.speed import Cheapest, Fastest, LeastLoaded
 from pointsman.routing.scorers.topology import TopologyAffinity, TopologyAffinityScorer
 
@@ -29,5 +30,6 @@ __all__ = [
     "PrefixCacheScorer", "NoHitLruScorer", "LoraAffinityScorer", "SessionAffinityScorer",
     "MmEmbeddingsCacheScorer",
     "LatencyScorer", "ContextLengthAware", "HeaderLabelAffinityScorer", "EndpointAttributeScorer",
-    "PendingWorkScorer", "LeastLoaded", "Fastest", "Cheapest", "TopologyAffinity", "TopologyAffinityScorer",
+    "PendingWorkScorer", "SloMissScorer", "LeastLoaded", "Fastest", "Cheapest",
+    "TopologyAffinity", "TopologyAffinityScorer",
 ]  # fmt: skip

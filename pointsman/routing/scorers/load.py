@@ -54,10 +54,9 @@ class KvCacheUtilizationScorer:
 
 
 class TokenLoadScorer:
-    """Prefers endpoints with few prompt tokens to compute: falls from 1 at none to 0 at `queue_threshold_tokens`.
-
-    Counts the tokens in flight and, if a producer tells, those that this request would add. Both are counted here, so
-    they are never stale.
+    """Prefers endpoints with few prompt tokens to compute: the score falls from 1 at none to 0 at
+    `queue_threshold_tokens`. It counts the tokens in flight and, if a producer reports them, those that this request
+    would add. Both are counted here, so they are never stale.
     """
 
     def __init__(self, queue_threshold_tokens: int = 4194304) -> None:
@@ -92,7 +91,7 @@ class ActiveRequestScorer:
 
 
 class LoadAwareScorer:
-    """Prefers short waiting queues: falls from 0.5 for an empty one to 0 at `threshold` and above.
+    """Prefers short waiting queues: the score falls from 0.5 for an empty queue to 0 at `threshold` and above.
 
     An endpoint never measured counts as having an empty queue.
     """

@@ -19,25 +19,30 @@ class LoraAffinityScorer:
     bounded = True
 
     def __init__(self) -> None:
-        self._known: PerMembers[Endpoint, dict[str, tuple[list[Metrics | None], Column]]] = PerMembers(lambda _: {})
-        """By model: the metrics of each endpoint, and the scores computed from them."""
+        self._known: PerMembers[Endpoint, dict[str, tuple[int, list[Metrics | None], Column]]] = PerMembers(
+            lambda _: {}
+        )
+        """By model: the number of the measurement, the metrics of each endpoint, and the scores computed from them."""
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         model, known = cycle.request.model_name, self._known.of(candidates)
         if len(known) > MAX_MODELS:
             known.clear()
-        seen, scores = known.get(model) or _nothing_seen(candidates)
+        stamp, seen, scores = known.get(model) or _nothing_seen(candidates)
+        latest = None if candidates.stamp is None else candidates.stamp[0]
+        if stamp == latest:
+            return candidates.cut(scores)
         now = [endpoint.metrics for endpoint in candidates.whole]
         if now != seen:
             changed = [row for row, (new, old) in enumerate(zip(now, seen, strict=True)) if new is not old]
             scores = placed(scores, changed, [_affinity(model, now[row]) for row in changed])
-            known[model] = now, scores
+        known[model] = -1 if latest is None else latest, now, scores
         return candidates.cut(scores)
 
 
-def _nothing_seen(candidates: Endpoints) -> tuple[list[Metrics | None], Column]:
+def _nothing_seen(candidates: Endpoints) -> tuple[int, list[Metrics | None], Column]:
     size = len(candidates.whole)
-    return [None] * size, column_of([0.0] * size, candidates.arrays)
+    return -1, [None] * size, column_of([0.0] * size, candidates.arrays)
 
 
 def _affinity(model: str, metrics: Metrics | None) -> float:

@@ -44,7 +44,8 @@ class PrefixCacheScorer:
 
 
 class MmEmbeddingsCacheScorer:
-    """Scores the share of the request's images, videos and sounds that an endpoint probably has encoded before.
+    """Prefers endpoints that have probably encoded the request's images, videos and sounds before: the score is their
+    share.
 
     All score 0 if the request has none.
     """

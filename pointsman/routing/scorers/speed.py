@@ -1,4 +1,4 @@
-"""Scorers for load, speed and cost, by what owners say of their instances and what is learned here."""
+"""Scorers for load, speed and cost, by what owners declare about their instances and what is learned here."""
 
 from pointsman.routing.endpoints import LIGHTNESS
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, latency_ms
@@ -10,7 +10,7 @@ from pointsman.selection.columns import best_over, share_of_best
 class LeastLoaded:
     """Prefers the endpoint with the lowest load relative to its limit: 1 when idle, 0.5 at the limit.
 
-    The load is what is in flight there, and what the instance reported beyond that. Without a known limit, it is 256.
+    The load is what is in flight there, and what the instance reported beyond that. An unknown limit counts as 256.
     """
 
     bounded = True

@@ -50,12 +50,12 @@ class TopologyAffinity:
 
 
 WORTH = (1.0, 0.2, 0.05, 0.02)
-"""Of a common host, rack, zone and region: about the bandwidth between two instances that far apart."""
+"""Scores of a common host, rack, zone and region, which reflect the bandwidth between two such instances."""
 
 
 class TopologyAffinityScorer(Peer):
     """Prefers endpoints near the one that another stage of the request was given to, by the nearest common level:
-    host 1, rack 0.2, zone 0.05, region 0.02. All score 0 if there is no such endpoint, or it is not known where.
+    host 1, rack 0.2, zone 0.05, region 0.02. All score 0 if there is no such endpoint, or if its location is unknown.
     """
 
     bounded = True

@@ -1,4 +1,4 @@
-"""The in-process runtime: your program sends the requests, Pointsman says where.
+"""The in-process runtime: your program sends the requests, Pointsman decides where.
 
 Enters: instances, requests, and how they ended. Leaves: decisions. The one rule: it starts nothing and opens nothing.
 """

@@ -54,11 +54,11 @@ class DecisionOutbox:
         self._undelivered: deque[DispatcherCommand] = deque()
         self._delivering = False
         self._decisions: dict[str, SchedulingDecision] = {}
-        """Not taken yet, of requests that are still where the decisions say."""
+        """Decisions that were not taken yet, for requests that are still where the decisions say."""
         self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=MAX_REFUSALS)
 
     def add(self, commands: Iterable[DispatcherCommand]) -> None:
-        """Deliver commands. If a callback raises, the rest is delivered with the next ones."""
+        """Deliver commands. If a callback raises, the remaining commands are delivered with the next ones."""
         self._undelivered += commands
         if self._delivering:  # a callback called: the loop that called it goes on with what this made possible
             return
@@ -101,9 +101,9 @@ class DecisionOutbox:
 class ControlPlaneManager:
     """Register instances, submit requests, send them where the decisions say, and report how they ended.
 
-    A decision is made at once if some instance has room, else as soon as one has. Each goes to `on_decision`; without
+    A decision is made at once if an instance has room, else as soon as one has. Each goes to `on_decision`; without
     it, `decisions()` returns them. The same holds for refusals: of a request that waited too long or failed too often.
-    Call `tick()` now and then if nothing else happens, so that waiting requests can expire.
+    Call `tick()` from time to time if nothing else happens, so that waiting requests can expire.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ControlPlaneManager:
 
     @property
     def notes(self) -> list[str]:
-        """What the author of this policy should know."""
+        """Notes for the author of this policy."""
         if keeps_its_order(self.policy):
             return []
         return [
@@ -158,13 +158,13 @@ class ControlPlaneManager:
         self._handle(Joined(instance))
 
     def update_instance(self, instance: ExecutionInstance) -> None:
-        """Change what is known of an instance: health, limit, speed, load."""
+        """Change what is known about an instance: health, limit, speed, load."""
         _expect_instance(instance)
         self._expect(instance.instance_id)
         self._handle(Changed(instance))
 
     def report_metrics(self, instance_id: str, metrics: Metrics) -> None:
-        """Report what an engine has measured of itself."""
+        """Report what an engine has measured about itself."""
         self._expect(instance_id)
         self._handle(Measured(instance_id, metrics))
 
@@ -175,7 +175,7 @@ class ControlPlaneManager:
         self._handle(Left(instance_id, why))
 
     def instances(self) -> list[ExecutionInstance]:
-        """Copies of the instances, with their load as it stands."""
+        """Copies of the instances, with their present load."""
         return self._dispatcher.fleet.instances()
 
     # Requests
@@ -197,7 +197,8 @@ class ControlPlaneManager:
         return self._handle(Ended(request_id, output_tokens))
 
     def failed(self, request_id: str, why: str, *, retry: bool = True) -> list[SchedulingDecision]:
-        """An instance failed a request: it waits again where it stood, and goes to another instance if there is one."""
+        """An instance failed a request: it waits again in its old position, and goes to another instance if there is
+        one."""
         self._outbox.withdraw(request_id)
         return self._handle(Failed(request_id, why, retry))
 
@@ -263,7 +264,7 @@ class ControlPlaneManager:
         return nearness(fleet[one].instance, fleet[other].instance)
 
     def _expect(self, instance_id: str) -> None:
-        self._dispatcher.fleet[instance_id]  # raises if there is none, with the nearest name
+        self._dispatcher.fleet[instance_id]  # raises with the nearest name if there is none
 
     def _handle(self, event: DispatcherEvent) -> list[SchedulingDecision]:
         commands = self._dispatcher.handle(event, self._clock())

@@ -1,205 +1,186 @@
-"""Pipelines in this process: the same run of the same flow, with every call made here.
+"""Pipelines in this process: the same run of the same flow, on replicas that are objects of this process.
 
-Enters: bound objects and an input. Leaves: the result. Objects of classes are created when they are first needed, and
-kept with their nodes, so that a second `execute` finds them loaded. Without async code there is no event loop.
+Enters: bound objects and an input. Leaves: the result. Objects of classes are made when their graph is first executed,
+and kept with their nodes, so that a second `execute` finds them loaded.
 """
 
 import asyncio
-import inspect
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import RLock
+from typing import Any, NamedTuple
 
-from pointsman.errors import PointsmanError
-from pointsman.pipeline import Flow, Node, NodeKind, Run, Step, flow_of
-from pointsman.pipeline.building import Bound, bound_graph
-from pointsman.pipeline.context import CURRENT, CallContext
-from pointsman.pipeline.flow import InputValue, StepResult, input_value, part_of
-from pointsman.pipeline.graph import CALL, HandleTo, filled
-from pointsman.pipeline.nodes import ClassNode, Deployment, ModelNode
-from pointsman.pipeline.options import batching_of, joined, parted
-
-
-class InProcessMethods(Protocol):
-    def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]: ...
-
-
-class InProcessHandle:
-    """A node, for code that calls it: `await handle.method(x)`, or `handle.method.remote(x).result()`."""
-
-    def __init__(self, methods: InProcessMethods, node: Node) -> None:
-        self._methods = methods
-        self._node = node
-
-    def __getattr__(self, name: str) -> "InProcessMethod":
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return InProcessMethod(self._methods, self._node, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "InProcessResponse":
-        return InProcessMethod(self._methods, self._node, CALL)(*args, **kwargs)
-
-    def remote(self, *args: Any, **kwargs: Any) -> "InProcessResponse":
-        return self(*args, **kwargs)
-
-
-class InProcessMethod:
-    def __init__(self, methods: InProcessMethods, node: Node, name: str) -> None:
-        self._methods = methods
-        self._node = node
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "InProcessResponse":
-        return InProcessResponse(lambda: self._called(args, kwargs))
-
-    def remote(self, *args: Any, **kwargs: Any) -> "InProcessResponse":
-        return self(*args, **kwargs)
-
-    async def stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        result = self._methods.method(self._node.name, self._name)(*args, **kwargs)
-        if hasattr(result, "__aiter__"):
-            async for piece in result:
-                yield piece
-        else:
-            for piece in result:
-                yield piece
-
-    async def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        shards = self._node.options.shards
-        if shards == 1:
-            return await _result(self._methods.method(self._node.name, self._name)(*args, **kwargs))
-        ranks = [self._methods.method(self._node.name, self._name, rank) for rank in range(shards)]
-        parts = await asyncio.gather(*(_result(one(*args, **kwargs)) for one in ranks))
-        if not self._node.joins:
-            return list(parts)
-        return await _result(self._methods.method(self._node.name, "join", 0)(list(parts)))
-
-
-class InProcessResponse:
-    """The result of a call, once awaited."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._call().__await__()  # type: ignore[no-any-return]
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(asyncio.run, self._call()).result(timeout_s)
-
-
-async def _result(found: Any) -> Any:
-    if inspect.isawaitable(found):
-        return await found
-    if hasattr(found, "__aiter__"):
-        return [piece async for piece in found]
-    return list(found) if inspect.isgenerator(found) else found
-
+from pointsman.errors import PointsmanError, UnknownName
+from pointsman.pipeline import Flow, Graph, NodeKind, Run, Step, flow_of
+from pointsman.pipeline.building import INGRESS, Bound, bound_graph
+from pointsman.pipeline.context import CallContext, current
+from pointsman.pipeline.flow import BadInput, InputValue, StepResult, call_flow, input_value, part_of, result_part
+from pointsman.pipeline.graph import Access, HandleTo, Node, filled
+from pointsman.pipeline.nodes import ClassNode, Deployment, InputNode, ModelNode
+from pointsman.pipeline.options import NodeOptions
+from pointsman.replica.calls import CallRefused
+from pointsman.replica.handles import Handle, HandleLink, Response, Stream
+from pointsman.replica.ingress import GivenInput, IngressInput
+from pointsman.replica.methods import Method, MethodKind
+from pointsman.runtimes.inprocess.environment import environment_of
+from pointsman.runtimes.inprocess.replicas import NOT_HERE, InProcessReplica, NodeCode
+from pointsman.runtimes.inprocess.values import packed, unpacked
+from pointsman.wire import CallFailed, RefusedInput
 
 KEPT = "_pointsman_pipeline"
 """The attribute in which a node keeps its pipeline."""
-OBJECTS = "_pointsman_objects"
+REPLICAS = "_pointsman_replicas"
+"""The attribute in which an owner keeps its replicas, by rank."""
 
 
 def execute(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the graph with the output `root`."""
-    kept = root.__dict__.get(KEPT)
+    return _pipeline_of(root).run(args, kwargs)
+
+
+def stream(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Stream:
+    """The same, and its answer piece by piece."""
+    return _pipeline_of(root).stream(args, kwargs)
+
+
+def _pipeline_of(root: Any) -> "Pipeline":
+    kept: Pipeline | None = root.__dict__.get(KEPT)
     if kept is None:
         kept = root.__dict__[KEPT] = Pipeline(bound_graph(root))
-    return kept.run(args, kwargs)
+    return kept
 
 
-class Pipeline:
-    """A flow, and the functions that its steps call."""
+class LocalNodes:
+    """The replicas of a graph."""
 
     def __init__(self, bound: Bound) -> None:
-        self.flow: Flow = flow_of(bound.graph)
-        objects = Objects(bound)
-        self._calls = [
-            _PreparedCall(self.flow, step, objects.method(step.node, step.method, step.rank))
-            for step in self.flow.steps
-        ]
-        self._is_async = any(call.is_async for call in self._calls)
-        self._paths = [part.path for part in self.flow.inputs]
-        self._blank: list[Any] = [None] * len(self.flow.steps)
+        self.graph: Graph = bound.graph
+        self._owners = bound.owners
+        self._making = RLock()
 
-    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        value = input_value(args, kwargs)
-        values = [part_of(value, path) for path in self._paths] + self._blank
-        if self._is_async:
-            return _run_to_completion(self._run_async(values))
-        run, calls, first = Run(self.flow, 0.0), self._calls, len(self._paths)
-        ready = list(run.begin())
-        while ready:
-            index = ready.pop()
-            values[first + index] = self._kept(index, calls[index](values))
-            ready += run.finished(index, 0.0)
-        return self._output(values)
+    def load(self) -> None:
+        """Make all objects. Raises what their code raises."""
+        for node in self.graph.nodes:
+            for rank in ranks_of(node) if node.kind is not NodeKind.MODEL else ():
+                self.replica(node.name, rank).object.methods()
 
-    async def _run_async(self, values: list[Any]) -> Any:
-        run, first = Run(self.flow, time.monotonic()), len(self._paths)
-        in_flight: dict[asyncio.Task[Any], int] = {}
+    def replica(self, name: str, rank: int | None) -> InProcessReplica:
+        owner = self._owners[name]
+        if isinstance(owner, ModelNode):
+            raise PointsmanError(f'model "{owner._model}" runs behind a gateway: deploy the pipeline to use it')
+        with self._making:
+            replicas: dict[int | None, InProcessReplica] = owner.__dict__.setdefault(REPLICAS, {})
+            if rank not in replicas:
+                replicas[rank] = self._made(owner, self.graph.node(name), rank)
+            return replicas[rank]
 
-        def begin(indexes: Sequence[int]) -> None:
-            for index in indexes:
-                in_flight[asyncio.ensure_future(self._calls[index].result(values))] = index
+    def _made(self, owner: Deployment | ClassNode, node: Node, rank: int | None) -> InProcessReplica:
+        context = CallContext(
+            node=node.name, rank=rank, shards=node.options.shards, env=environment_of(node.options.env)
+        )
+        if isinstance(owner, Deployment):
+            return InProcessReplica(NodeCode(owner.body, node.options, context))
 
-        begin(run.begin())
-        try:
-            while in_flight:
-                ended, _ = await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
-                    index = in_flight.pop(task)
-                    result = await task
-                    if hasattr(result, "__aiter__"):
-                        result = [piece async for piece in result]
-                    values[first + index] = self._kept(index, result)
-                    begin(run.finished(index, time.monotonic()))
-        finally:
-            for task in in_flight:  # one has failed: cancel the others
-                task.cancel()
-        return self._output(values)
+        def arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
+            link = InProcessLink(self, lambda: replica)
+            return _with_handles(node.args, link), _with_handles(node.kwargs, link)
 
-    def _kept(self, index: int, result: Any) -> Any:
-        """The response may stream; a step that follows gets the whole result."""
-        if isinstance(result, Iterator) and inspect.isgenerator(result) and index != self.flow.streams:
-            return list(result)
-        return result
+        replica = InProcessReplica(NodeCode(owner._of.body, node.options, context, arguments))
+        return replica
 
-    def _output(self, values: list[Any]) -> Any:
-        if self.flow.streams is not None:
-            return values[len(self._paths) + self.flow.streams]
-        return filled(self.flow.output, lambda part: values[_slot(self.flow, part)])
+    def handle(self, to: HandleTo, link: HandleLink) -> Handle:
+        node = self.graph.node(to.node)
+        if node.kind is NodeKind.MODEL:
+            raise PointsmanError(f'model "{node.code}" runs behind a gateway: deploy the pipeline to use it')
+        return Handle(link, node.name)
 
 
-class _PreparedCall:
-    """The function of a step, and where its arguments are among the values of a run."""
+def ranks_of(node: Node) -> Iterable[int | None]:
+    return [None] if node.options.shards == 1 else range(node.options.shards)
 
-    __slots__ = ("_args", "_flow", "_function", "_kwargs", "_slots", "is_async")
 
-    def __init__(self, flow: Flow, step: Step, function: Callable[..., Any]) -> None:
-        self._flow = flow
-        self._function = function
-        self._args, self._kwargs = step.args, step.kwargs
-        simple = not step.kwargs and all(isinstance(arg, InputValue | StepResult) for arg in step.args)
-        self._slots = [_slot(flow, arg) for arg in step.args] if simple else None
-        inner = inspect.unwrap(function)
-        self.is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+def _with_handles(template: Any, link: "InProcessLink") -> Any:
+    return filled(template, lambda to: link.nodes.handle(to, link))
 
-    def __call__(self, values: list[Any]) -> Any:
-        if self._slots is not None:
-            return self._function(*[values[slot] for slot in self._slots])
 
-        def fill(part: Any) -> Any:
-            return values[_slot(self._flow, part)]
+class InProcessLink:
+    """`HandleLink` between nodes of this process."""
 
-        return self._function(*filled(self._args, fill), **filled(self._kwargs, fill))
+    def __init__(self, nodes: LocalNodes, caller: Callable[[], InProcessReplica]) -> None:
+        self.nodes = nodes
+        self._caller = caller
+        """The replica whose code has the handle."""
 
-    async def result(self, values: list[Any]) -> Any:
-        found = self(values)
-        return await found if inspect.isawaitable(found) else found
+    def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Response:
+        given = packed(args), packed(kwargs)
+        run = SentRun(LocalFlow.of_call(self.nodes, node, method), [], given)
+        return Response(run.begun(), self._caller().object.loop_if_any, on_loop=False)
+
+    def stream(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Stream:
+        given, replica = (packed(args), packed(kwargs)), self.nodes.replica(node, None)
+        context = context_of_call(replica, node)
+
+        async def pieces() -> AsyncIterator[Any]:
+            found = _found(replica, node, method)
+            async for piece in replica.pieces(found, unpacked(given[0]), unpacked(given[1]), context):
+                yield piece
+
+        return Stream(pieces(), replica.object.loop, self._caller().object.loop_if_any)
+
+
+def context_of_call(replica: InProcessReplica, step: str) -> CallContext:
+    """Of a call that the current one makes through a handle."""
+    caller = current()
+    return replica.context(f"{caller.request_id}.{caller.step}", step, caller)
+
+
+def _found(replica: InProcessReplica, node: str, method: str) -> Method:
+    try:
+        return replica.method(method)
+    except UnknownName as error:
+        raise CallFailed(str(error), status=404, kind="UnknownMethod", node=node) from None
+
+
+class LocalStep(NamedTuple):
+    """A step, and what makes it."""
+
+    step: Step
+    replica: InProcessReplica
+    method: Method
+    slots: tuple[int, ...] | None
+    """Where its arguments are among the values of a run, if each is one of them."""
+    is_plain: bool
+    """Its calls may be made in the thread of a caller that waits for nothing else, or if they are quick."""
+
+
+class LocalFlow(NamedTuple):
+    flow: Flow
+    steps: tuple[LocalStep, ...]
+    nodes: LocalNodes
+
+    @classmethod
+    def of(cls, flow: Flow, nodes: LocalNodes) -> "LocalFlow":
+        return cls(flow, tuple(_prepared(flow, step, nodes) for step in flow.steps), nodes)
+
+    @classmethod
+    def of_call(cls, nodes: LocalNodes, node: str, method: str) -> "LocalFlow":
+        return cls.of(call_flow(nodes.graph, node, method), nodes)
+
+
+def _prepared(flow: Flow, step: Step, nodes: LocalNodes) -> LocalStep:
+    replica = nodes.replica(step.node, step.rank)
+    simple = not step.kwargs and all(isinstance(arg, InputValue | StepResult) and not _path(arg) for arg in step.args)
+    slots = tuple(_slot(flow, arg) for arg in step.args) if simple else None
+    method = _found(replica, step.node, step.method)
+    is_plain = method.kind is MethodKind.PLAIN and method.batching is None
+    return LocalStep(step, replica, method, slots, is_plain)
+
+
+def _path(part: Any) -> tuple[Access, ...]:
+    return part.path if isinstance(part, StepResult) else ()
 
 
 def _slot(flow: Flow, part: Any) -> int:
@@ -207,84 +188,235 @@ def _slot(flow: Flow, part: Any) -> int:
     return int(part.index) if isinstance(part, InputValue) else len(flow.inputs) + int(part.index)
 
 
-class Objects:
-    """The code behind the nodes of a graph: functions, and objects that are created when they are first needed."""
+_numbers = itertools.count(1)
+PENDING = object()
+"""In place of a result that is on its way."""
+
+
+class GraphRun:
+    """One request through a flow. Steps begin as soon as what they need is there, side by side."""
+
+    def __init__(
+        self,
+        prepared: LocalFlow,
+        inputs: Sequence[Any],
+        given: tuple[Any, Any] | None = None,
+        last: int | None = None,
+    ) -> None:
+        """`inputs`: packed. `given`: packed arguments of the steps that wait for nothing, of a call through a handle.
+        `last`: a step that is not made."""
+        self._prepared = prepared
+        self._flow = prepared.flow
+        self._given = given
+        self._last = last
+        self._values: list[Any] = [*inputs, *[None] * len(self._flow.steps)]
+        self._run: Run
+        """Made when it is needed: not if all steps are quick."""
+        self._lock: RLock
+        self._done: Future[Any]
+        """Its result, if nothing waits in `result`."""
+        self._in_flight: dict[int, Future[Any]] = {}
+        self._caller = current()
+        self._id = f"run-{next(_numbers)}" if given is None else f"{self._caller.request_id}.{self._caller.step}"
+
+    def _suits_caller(self, index: int, *, only_quick: bool) -> bool:
+        step = self._prepared.steps[index]
+        return step.is_plain and (not only_quick or step.method.pace.is_quick)
+
+    def _make(self, index: int, ended: Callable[[int, "Future[Any]"], None], *, here: bool) -> Any:
+        """The packed result of a step that is made in this thread; else `PENDING`, and `ended` gets it."""
+        step = self._prepared.steps[index]
+        args, kwargs = self._arguments(step)
+        context = self.context(step)
+        result = step.replica.here(step.method, args, kwargs, context) if here else NOT_HERE
+        if result is NOT_HERE:
+            result = step.replica.begin(step.method, args, kwargs, context)
+        elif not isinstance(result, Future):
+            return packed(result)
+        self._in_flight[index] = result
+        result.add_done_callback(lambda result: ended(index, result))
+        return PENDING
+
+    def _finished(self, index: int, result: Any) -> Sequence[int]:
+        self._values[len(self._flow.inputs) + index] = result
+        return self._run.finished(index, 0.0)
+
+    def context(self, step: LocalStep) -> CallContext:
+        return step.replica.context(self._id, step.step.id, self._caller)
+
+    def _arguments(self, step: LocalStep) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        values = self._values
+        if self._given is not None and not step.step.needs:
+            return unpacked(self._given[0]), unpacked(self._given[1])
+        if step.slots is not None:
+            return [unpacked(values[slot]) for slot in step.slots], {}
+        return filled(step.step.args, self._value(step)), filled(step.step.kwargs, self._value(step))
+
+    def _value(self, step: LocalStep) -> Callable[[Any], Any]:
+        def value(part: Any) -> Any:
+            if isinstance(part, HandleTo):
+                nodes = self._prepared.nodes
+                return nodes.handle(part, InProcessLink(nodes, lambda: step.replica))
+            return self._part(part)
+
+        return value
+
+    def _cancel(self) -> None:
+        for future in list(self._in_flight.values()):
+            future.cancel()
+        self._in_flight.clear()
+
+    def _output(self) -> Any:
+        return filled(self._flow.output, self._part)
+
+    def _part(self, part: Any) -> Any:
+        """A value of the run, for one receiver."""
+        return result_part(unpacked(self._values[_slot(self._flow, part)]), _path(part))
+
+
+class WaitedRun(GraphRun):
+    """A run whose result a thread waits for, and helps with."""
+
+    def result(self) -> Any:
+        """Run it, with the help of this thread."""
+        quick = self._made_quickly()
+        if quick == len(self._flow.steps):
+            return self._output()
+        self._run = Run(self._flow, 0.0)
+        ended: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
+        ready = deque(self._run.begin())
+        for index in range(quick):
+            ready.remove(index)
+            ready += self._run.finished(index, 0.0)
+
+        def note(index: int, future: "Future[Any]") -> None:
+            ended.put((index, future))
+
+        try:
+            while ready or self._in_flight:
+                for index in list(ready):  # what may take long runs beside this thread, unless it would wait only
+                    alone = len(ready) == 1 and not self._in_flight
+                    if not self._suits_caller(index, only_quick=not alone):
+                        ready.remove(index)
+                        self._make(index, note, here=False)
+                if ready:
+                    index = ready.popleft()
+                    result = self._make(index, note, here=True)
+                    if result is not PENDING:
+                        ready += self._finished(index, result)
+                else:
+                    index, future = ended.get()
+                    del self._in_flight[index]
+                    ready += self._finished(index, future.result())
+        finally:
+            self._cancel()
+        return self._output()
+
+    def _made_quickly(self) -> int:
+        """Make steps in this thread, in their order, as long as they are known to be quick. How many."""
+        first = len(self._flow.inputs)
+        for index, step in enumerate(self._prepared.steps):
+            if not step.is_plain or not step.method.pace.is_quick:
+                return index
+            args, kwargs = self._arguments(step)
+            result = step.replica.here(step.method, args, kwargs, self.context(step))
+            if result is NOT_HERE:
+                return index
+            self._values[first + index] = packed(result.result() if isinstance(result, Future) else result)
+        return len(self._prepared.steps)
+
+
+class SentRun(GraphRun):
+    """A run that no thread waits for: each step that ends begins the next ones."""
+
+    def begun(self) -> "Future[Any]":
+        """Begin it. Its result, on which no thread has to wait; with a last step, the arguments of that."""
+        self._run, self._lock, self._done = Run(self._flow, 0.0), RLock(), Future()
+        self._done.add_done_callback(lambda done: self._cancel() if done.cancelled() else None)
+        try:
+            with self._lock:
+                self._begin(self._run.begin())
+        except Exception as error:
+            self._fail(error)
+        return self._done
+
+    def _begin(self, ready: Sequence[int]) -> None:
+        for index in ready:
+            if index == self._last:
+                self._done.set_result(self._arguments(self._prepared.steps[index]))
+                return
+            result = self._make(index, self._step_ended, here=self._suits_caller(index, only_quick=True))
+            if result is not PENDING:
+                self._begin(self._finished(index, result))
+        if self._run.over and not self._done.done():
+            self._done.set_result(self._output())
+
+    def _step_ended(self, index: int, result: "Future[Any]") -> None:
+        try:
+            with self._lock:
+                if self._in_flight.pop(index, None) is not None and not self._done.done():
+                    self._begin(self._finished(index, result.result()))
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._cancel()
+            if not self._done.done():
+                self._done.set_exception(error)
+
+
+class Pipeline:
+    """A graph, ready to run."""
 
     def __init__(self, bound: Bound) -> None:
-        self._bound = bound
+        self._nodes = LocalNodes(bound)
+        self._flow = flow_of(bound.graph)
+        self._nodes.load()
+        self._prepared = LocalFlow.of(self._flow, self._nodes)
+        self._paths = [part.path for part in self._flow.inputs]
+        self._ingress = None if bound.input is None else ingress_of(bound.input)
 
-    def method(self, node: str, method: str, rank: int | None = None) -> Callable[..., Any]:
-        """A method of a node, or the function itself."""
-        owner = self._bound.owners[node]
-        if isinstance(owner, ModelNode):
-            raise PointsmanError(f'model "{owner._model}" runs behind a gateway: deploy the pipeline to use it')
-        if isinstance(owner, Deployment):
-            return _one_by_one(owner.body, node)
-        found = getattr(self._object(owner, node, rank), "__call__" if method == CALL else method)
-        wrapped = _one_by_one(found, f"{node}.{method}")
-        return wrapped if rank is None else _of_shard(wrapped, self._context(node, rank))
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return WaitedRun(self._prepared, self._inputs(args, kwargs)).result()
 
-    def _object(self, owner: ClassNode, node: str, rank: int | None) -> Any:
-        made = owner.__dict__.setdefault(OBJECTS, {})
-        if rank not in made:
-            known = self._bound.graph.node(node)
-            args, kwargs = filled(known.args, self._handle), filled(known.kwargs, self._handle)
-            token = CURRENT.set(self._context(node, rank))
-            try:
-                made[rank] = owner._of.body(*args, **kwargs)
-            finally:
-                CURRENT.reset(token)
-            config = known.options.user_config
-            if config is not None and hasattr(made[rank], "reconfigure"):
-                made[rank].reconfigure(config)
-        return made[rank]
+    def stream(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Stream:
+        """Its last step, piece by piece; the steps before it run first."""
+        inputs, last = self._inputs(args, kwargs), self._flow.streams
+        if last is None:
+            raise PointsmanError("only the result of one call can come in pieces, and this graph has several outputs")
+        step = self._prepared.steps[last]
 
-    def _context(self, node: str, rank: int | None) -> CallContext:
-        return CallContext(node=node, rank=rank, shards=self._bound.graph.node(node).options.shards)
+        async def pieces() -> AsyncIterator[Any]:
+            run = SentRun(self._prepared, inputs, last=last)
+            args, kwargs = await asyncio.wrap_future(run.begun())
+            async for piece in step.replica.pieces(step.method, args, kwargs, run.context(step)):
+                yield piece
 
-    def _handle(self, to: HandleTo) -> InProcessHandle:
-        node = self._bound.graph.node(to.node)
-        if node.kind is NodeKind.MODEL:
-            raise PointsmanError(f'model "{node.code}" runs behind a gateway: deploy the pipeline to use it')
-        return InProcessHandle(self, node)
+        return Stream(pieces(), step.replica.object.loop)
 
-
-def _of_shard(function: Callable[..., Any], context: CallContext) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        token = CURRENT.set(context)
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         try:
-            return function(*args, **kwargs)
-        finally:
-            CURRENT.reset(token)
+            value = input_value(args, kwargs)
+            if self._ingress is not None:
+                value = self._validated(self._ingress, value)
+            return [packed(part_of(value, path)) for path in self._paths]
+        except RefusedInput:
+            raise
+        except BadInput as error:
+            raise RefusedInput.of([{"loc": ["body"], "msg": str(error)}]) from None
 
-    call.__wrapped__ = function  # type: ignore[attr-defined]
-    return call
-
-
-def _one_by_one(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that takes batches is called with batches of one."""
-    if batching_of(function) is None:
-        return function
-    if inspect.iscoroutinefunction(function):
-
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
-            many_args, many_kwargs = joined([(args, kwargs)])
-            return parted(await function(*many_args, **many_kwargs), 1, name)[0]
-
-        return call_async
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        many_args, many_kwargs = joined([(args, kwargs)])
-        return parted(function(*many_args, **many_kwargs), 1, name)[0]
-
-    return call
+    def _validated(self, ingress: InProcessReplica, value: Any) -> Any:
+        try:
+            given = GivenInput(value)
+            return unpacked(ingress.begin(ingress.method("of"), [given], {}, CallContext(node=INGRESS)).result())
+        except CallRefused as error:
+            raise RefusedInput.of(error.detail, error.status) from error
 
 
-def _run_to_completion(coroutine: Any) -> Any:
-    """Run it to completion, even inside a running event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+def ingress_of(given: InputNode) -> InProcessReplica | None:
+    """What makes the input of a request; None if it is taken as it comes."""
+    if given._preprocessor is None and given._schema is None:
+        return None
+    made = IngressInput(given._preprocessor, given._schema)
+    return InProcessReplica(NodeCode(lambda: made, NodeOptions(), CallContext(node=INGRESS), lambda: ((), {})))

@@ -1,7 +1,6 @@
 """The runtime of one machine: processes under a supervisor, state in a folder, this machine as the only worker."""
 
 import asyncio
-import hashlib
 import os
 import secrets
 import shutil
@@ -26,6 +25,7 @@ from pointsman.runtimes.machine.detection.system import this_machine
 from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.machine.launches import Launches
 from pointsman.runtimes.machine.logs import find_log, tail
+from pointsman.runtimes.machine.memory import MEMORY, SharedFolder, memory_folder
 from pointsman.runtimes.machine.processes import HOST, Processes
 from pointsman.runtimes.machine.state_directory import (
     SECRET_FILE,
@@ -47,30 +47,27 @@ from pointsman.runtimes.machine.supervisor_link import SupervisorTerms
 from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
-from pointsman.wire.shared_memory import BufferFiles
 
-# What the replicas of a plane on this machine share with it: a secret, the socket of its gateway, and memory.
+# What replicas and their plane share on this machine: a secret, the socket of its gateway, and memory.
 
 
-MEMORY = Path("/dev/shm")
 STORE_RETRY_S = 1.0
 """How often changes that could not be stored are tried again."""
 PYTHON_PATH = "PYTHONPATH"
 ORPHANS_STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL when no plane has come back."""
+"""Time from SIGTERM to SIGKILL when no plane has come back."""
 LOOKING_FILES = 32
-"""Files that may be open at once while the machine is looked at: those of GPU drivers."""
+"""Files that may be open at once during detection, mostly those of GPU drivers."""
 
 
 class LocalReplicaAccess:
-    """`ReplicaAccess` of the interface. The secret stays, so that replicas of an earlier plane trust this one."""
+    """`ReplicaAccess` of the interface. The secret is kept, so that replicas of an earlier plane trust this one."""
 
     def __init__(self, state: Path, memory: Path = MEMORY) -> None:
         self.socket = state / SOCKET
         """Where the gateway answers calls of replicas."""
         self.secret = _secret(state / SECRET_FILE)
-        digest = hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
-        self.memory = SharedFolder(memory / f"pointsman-{digest}" if os.access(memory, os.W_OK) else state / "shm")
+        self.memory = SharedFolder(memory_folder(state, memory))
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
         environment = {
@@ -80,22 +77,6 @@ class LocalReplicaAccess:
             "POINTSMAN_USER_CONFIG": user_config.decode(),
         }
         return msgspec.structs.replace(launch, env={**launch.env, **environment, **_python_path(launch.env)})
-
-
-class SharedFolder(BufferFiles):
-    """A folder that lies in memory, where the system has such a place."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        _own_folder(path)
-
-    def clear(self) -> None:
-        """Remove everything: no process is left that could use it."""
-        self.close()
-        _own_folder(self.path)
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:
@@ -124,17 +105,6 @@ def _secret(file: Path) -> str:
     return made
 
 
-def _own_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        stat = folder.lstat()
-        if stat.st_uid != os.getuid() or not folder.is_dir() or folder.is_symlink():
-            raise PointsmanError(f"{folder} is owned by another user; move it away, or use another --state")
-        folder.chmod(0o700)
-    except OSError as error:
-        raise PointsmanError(f"{folder} cannot be made ({error.strerror}); {by_cause(error)}") from error
-
-
 class LocalRuntime:
     """`Runtime` of the interface. One per state directory."""
 
@@ -159,8 +129,8 @@ class LocalRuntime:
         gpu_drivers: GpuDrivers | None = None,
         tasks: Tasks | None = None,
     ) -> None:
-        """`state`: None for a folder that is removed at the end. `orphan_grace_s`: how long processes live on without a
-        plane. `tasks`: where background tasks run; None: by themselves."""
+        """`state`: the folder; None: one that is removed at the end. `orphan_grace_s`: how long processes live on
+        without a plane. `tasks`: where background tasks run; None: by themselves."""
         loop = asyncio.get_running_loop()
         self.clock = LoopClock(loop)
         self.tasks = tasks or Tasks(loop)
@@ -176,7 +146,7 @@ class LocalRuntime:
         self._tell: Tell | None = None
         """None before processes are adopted."""
         self._blind = ""
-        """What could not be detected of this machine, and what to do about it; empty if nothing."""
+        """What could not be detected on this machine, and what to do about it; empty if nothing."""
 
     async def open(self) -> None:
         check_state(self._state)
@@ -245,13 +215,16 @@ class LocalRuntime:
             )
         except Exception as error:  # of a driver; without places, everything still runs
             self._blind = (
-                f"this machine cannot be looked at, so instances get no places: {type(error).__name__}: {error}"
+                "the resources of this machine cannot be detected, so instances get no places: "
+                f"{type(error).__name__}: {error}"
             )
             return
         worker = msgspec.structs.replace(worker, price_per_gpu_hour=plan.worker_price())
         self._blind = unseen(worker)
         self.gpus.see(worker)
-        if worker.memory_bytes and self._tell is not None:  # else the system does not say, and there are no places
+        if (
+            worker.memory_bytes and self._tell is not None
+        ):  # otherwise the system does not report it, and there are no places
             self._tell(WorkerSeen(worker))
 
     def problems(self) -> list[str]:

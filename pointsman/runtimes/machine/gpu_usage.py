@@ -20,11 +20,11 @@ from pointsman.runtimes.policy_runner import PolicyRunner
 from pointsman.types import Gpu, Worker
 
 VENDORS = ("nvidia", "amd")
-"""Whose GPUs can be read."""
+"""Vendors whose GPUs can be read."""
 RETRY_S = 60.0
 """A GPU that did not report its usage is not read again for this long."""
 GPU_INTERVAL_S = 1.0
-"""Drivers measure over about as long."""
+"""Minimum interval of readings; drivers measure over about as long."""
 GPU_TIME_LIMIT_S = 0.2
 """A policy is called without GPU usage rather than later."""
 GPU_IDLE_S = 60.0
@@ -37,10 +37,10 @@ class GpuDrivers:
     def __init__(
         self, nvml: Nvml | None = None, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`nvml`: NVIDIA's library (default: the installed one). `root`: where /sys is."""
+        """`nvml`: NVIDIA's library (default: the installed one). `root`: the folder with /sys."""
         self._given = nvml
         self._open: Nvml | None = None
-        """Stays open: opening it takes longer than reading."""
+        """It stays open, because opening it takes longer than reading."""
         self._sys = root / "sys"
         self._clock = clock
         self._retry_at: dict[int, float] = {}
@@ -111,7 +111,7 @@ class GpuUsage:
         self._clock = clock
         self._limit_s, self._idle_s = limit_s, idle_s
         self._gpus: dict[tuple[str, int], Gpu] = {}
-        """By worker and index, as places name them."""
+        """GPUs by worker and index, as places name them."""
         self._busy: dict[int, float] = {}
         self._runner = PolicyRunner("GPU usage")
         self._read_at: float | None = None
@@ -150,16 +150,19 @@ class GpuUsage:
         return [self._gpus[gpu] for gpu in instance.place.gpus if gpu in self._gpus]
 
     def _begin(self, gpus: Collection[Gpu]) -> None:
-        loop = asyncio.get_running_loop()
         self._read_at = self._clock()
-        self._reading = loop.create_task(self._read(gpus))
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = loop.call_later(self._idle_s, self._close_drivers)
+        self._reading = asyncio.get_running_loop().create_task(self._read(gpus))
 
     async def _read(self, gpus: Collection[Gpu]) -> None:
+        self._busy = await self.measured(gpus)
+
+    async def measured(self, gpus: Collection[Gpu]) -> dict[int, float]:
+        """The share in use by index, read now; empty if the drivers take longer than the limit."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._close_drivers)
         busy = await self._runner.run(lambda: self._drivers.busy(gpus), self._limit_s)
-        self._busy = busy if isinstance(busy, dict) else {}
+        return busy if isinstance(busy, dict) else {}
 
     def _close_drivers(self) -> None:
         self._idle = None

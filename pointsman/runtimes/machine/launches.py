@@ -44,9 +44,9 @@ class Launches:
         self._tasks = tasks
         self._known = {process.id: process for process in store.found}
         self._given: dict[str, tuple[ProcessOrder, str]] = {}
-        """Orders of this plane, with their programs: they know whether another try may help."""
+        """Orders of this plane, with their programs, which know whether another try may help."""
         self._astray: dict[str, tuple[str, str]] = {}
-        """By instance: the folder that its worker does not have, and where it runs instead."""
+        """By instance: the folder that its worker lacks, and where it runs instead."""
 
     def all(self) -> list[StoredProcess]:
         return list(self._known.values())
@@ -56,7 +56,8 @@ class Launches:
         return Address(known.host, known.port, False) if known is not None else None
 
     def adopt(self, running: Iterable[StoredProcess]) -> list[Adopted]:
-        """These run; nothing else does. Raises `msgspec.MsgspecError` if the place of one cannot be read."""
+        """Take over the processes that run, and nothing else. Raises `msgspec.MsgspecError` if the place of one cannot
+        be read."""
         there = {process.id: process for process in running}
         for name in [name for name in self._known if name not in there]:
             self._remove(name)
@@ -65,7 +66,7 @@ class Launches:
         return [_adopted(process) for process in there.values()]
 
     def prepare(self, order: ProcessOrder, host: str, port: int, worker: str = "") -> ProcessStart | None:
-        """What a worker is to start at a port that it chose; None if there is nothing: that is told."""
+        """The process that a worker is to start at a port that it chose; None if there is none, which is told."""
         name = order.instance_id
         try:
             launch = order.launch(host, port)
@@ -74,13 +75,13 @@ class Launches:
             return None
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
         process = StoredProcess(name, order.deployment, order.recipe, host, port, place=place, worker=worker)
-        # Before it is started: a plane that is killed in between leaves no process that the store does not know.
+        # Stored before it is started: a plane that is killed in between leaves no process that the store does not know.
         self._add(process)
         self._given[name] = order, launch.argv[0]
         return ProcessStart(process, tuple(launch.argv), dict(launch.env), order.folder)
 
     def failed(self, instance_id: str, error: Exception) -> None:
-        """Nothing was started, because of this error of the runtime or of an adapter."""
+        """Report that nothing was started, because of this error of the runtime or of an adapter."""
         if isinstance(error, CannotStart):
             self._tell(LaunchFailed(instance_id, str(error), final=error.reason))
         else:
@@ -106,7 +107,7 @@ class Launches:
         self._tell(failed if known.pid is None else Exited(report.id, report.why, final))
 
     def problems(self) -> list[str]:
-        """Of instances that do not run in the folder of their manifest."""
+        """Problems of instances that do not run in the folder of their manifest."""
         by_folder = {folder: (name, used) for name, (folder, used) in self._astray.items()}
         facts = [{"folder": folder, "instance": name, "used": used} for folder, (name, used) in by_folder.items()]
         return [str(Reason("no-folder", one)) for one in facts]

@@ -14,9 +14,9 @@ PIECE = 64 * 1024
 MAX_REASON = 300
 """Characters of a last line that is quoted."""
 MAX_LINES = 2000
-"""Lines of a process that has not started that its adapter looks at: the usage of a server may be long."""
+"""Lines of a failed start that the adapter searches: the usage text of a server may be long."""
 MAX_LOGS = 100
-"""Of instances that are gone; older ones are removed."""
+"""Logs of instances that are gone; older ones are removed."""
 
 
 def log_file(state: Path, instance_id: str) -> Path:
@@ -64,7 +64,7 @@ def last_line(file: Path) -> str:
 
 
 def prune(state: Path, known: Container[str]) -> None:
-    """Remove the oldest logs of instances that are not `known`, as far as the disk lets them be removed."""
+    """Remove the oldest logs of instances that are not `known`, as far as the disk permits."""
     logs: list[tuple[float, Path]] = []
     with suppress(OSError):
         found = [file for file in (state / FOLDER).glob("*.log") if file.stem not in known]

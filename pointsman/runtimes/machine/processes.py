@@ -1,11 +1,9 @@
 """The engine processes of one worker, on the worker's side: started, stopped, watched and reaped through a supervisor.
 
 Enters: what to start, and signals, from the plane's side (`launches.py`). Leaves: reports of starts and ends, as plain
-data that may cross a network. The one rule: every process has an end that is reported, whatever dies: engine,
-supervisor or plane.
-
-The supervisor keeps what is known of a process as a note: the next plane adopts by these notes, and needs its store
-only for processes that have lost their supervisor. A process without a readable note that is not known is killed.
+data that may cross a network. The one rule: the end of every process is reported, whatever dies: engine, supervisor or
+plane. The supervisor keeps what is known about a process as a note: the next plane adopts by these notes, and needs its
+store only for processes that have lost their supervisor. A process without a readable note that is not known is killed.
 """
 
 import asyncio
@@ -24,9 +22,9 @@ from pointsman.errors import PointsmanError
 from pointsman.http.pool import SHORTAGES
 from pointsman.runtimes.interface import BackgroundTasks, Timer
 from pointsman.runtimes.machine import supervisor_link
+from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.logs import FOLDER, MAX_LINES, last_line, log_file, prune, written
 from pointsman.runtimes.machine.store import StoredProcess
-from pointsman.runtimes.machine.supervisor import now
 from pointsman.runtimes.machine.supervisor_link import (
     MARK,
     EngineProcess,
@@ -40,14 +38,14 @@ from pointsman.runtimes.machine.supervisor_link import (
 
 HOST = "127.0.0.1"
 LEASE_RETRY_S = 0.1
-"""How often a worker without a lease looks whether it has one again."""
+"""How often a worker without a lease checks whether it has one again."""
 RETRY_S = 1.0
-"""After a supervisor could not be started."""
+"""Pause after a supervisor could not be started."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
-"""What the plane or the supervisor is short of when a process cannot be started, by error."""
+"""What the plane or the supervisor lacks when a process cannot be started, by error number."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-"""Signals from outside: the last line of the log does not explain them."""
+"""Signals from outside, which the last line of the log does not explain."""
 
 
 class ProcessStart(msgspec.Struct, frozen=True):
@@ -59,6 +57,8 @@ class ProcessStart(msgspec.Struct, frozen=True):
     """Changes to the environment of the worker; None removes a variable."""
     folder: str
     """Its working directory, if the worker has it."""
+    outlives_s: float = 0.0
+    """How long it may run on after the end of the lease of its worker."""
 
 
 class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +68,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
     pid: int
     born: str
     folder: str = ""
-    """Where it runs, if that is not the folder that was asked for."""
+    """Where it runs, if that is not the requested folder."""
 
 
 class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -77,14 +77,14 @@ class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: str
     why: str
     errno: int = 0
-    """Why the system has refused to start it; 0 if it has not."""
+    """Why the system refused to start it; 0 if it did not."""
     code: int = 0
     """Its exit code."""
     lines: tuple[str, ...] = ()
-    """What it wrote, if it has failed."""
+    """Its last lines, if it has failed."""
     port_is_free: bool = True
     folder: str = ""
-    """Where it was to run, if that is not the folder that was asked for."""
+    """Where it was to run, if that is not the requested folder."""
 
 
 WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
@@ -101,13 +101,13 @@ class Ports:
         self._taken: dict[str, int] = {}
 
     def take(self, instance_id: str) -> int:
-        """A port for an instance, in place of the one that it had."""
+        """A new port for an instance."""
         taken = set(self._taken.values())
         probes: list[socket.socket] = []
         try:
             while True:
                 probe = socket.socket()
-                probes.append(probe)  # kept open, so that the system offers another each time
+                probes.append(probe)  # kept open, so that the system returns another port each time
                 probe.bind((self.host, 0))
                 port = int(probe.getsockname()[1])
                 if port not in taken:
@@ -138,7 +138,7 @@ class WorkerTable:
         self.ports = Ports(host)
         self.known: dict[str, StoredProcess] = {}
         self.folders: dict[str, str] = {}
-        """Where processes run whose folder this worker does not have."""
+        """Where processes run whose folder does not exist on this worker."""
         self.state = state
 
     def add(self, process: StoredProcess) -> None:
@@ -146,7 +146,7 @@ class WorkerTable:
         self.ports.keep(process.id, process.port)
 
     def started(self, process: EngineProcess) -> StoredProcess | None:
-        """The process runs as this pid; None if it is unknown."""
+        """Record that a process runs as this pid. Returns None if it is unknown."""
         known = self.known.get(process.id)
         if known is not None:
             known = msgspec.structs.replace(known, pid=process.pid, born=process.born)
@@ -154,13 +154,13 @@ class WorkerTable:
         return known
 
     def remove(self, instance_id: str) -> StoredProcess | None:
-        """The process has ended. None if it is unknown."""
+        """Remove a process that has ended. Returns None if it is unknown."""
         self.ports.release(instance_id)
         self.folders.pop(instance_id, None)
         return self.known.pop(instance_id, None)
 
     def end_of(self, report: supervisor_link.ProcessExited) -> InstanceEnded:
-        """How a process ended, with what its adapter must know to tell whether another try may help."""
+        """How a process ended, with what its adapter needs to decide whether another try may help."""
         log, known = log_file(self.state, report.id), self.known.get(report.id)
         end = InstanceEnded(id=report.id, why=_exit_reason(report, log), code=report.code or 0)
         if not report.code or known is None:
@@ -179,7 +179,8 @@ class Processes:
         host: str = HOST,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """`state`: a folder of the worker. `host`: where its processes listen. `environment`: before changes."""
+        """`state`: a folder of the worker. `host`: where its processes listen. `environment`: that of processes before
+        changes."""
         self.table = WorkerTable(state, host)
         self.problem = ""
         """Why there is no supervisor; empty if there is one."""
@@ -193,23 +194,22 @@ class Processes:
         self.renewal: dict[str, Any] = {}
         """The last renewal of the lease, for the next supervisor; empty if there is no lease."""
         self._known_supervisor: SupervisorProcess | None = None
-        """The last that was there."""
+        """The last known supervisor process."""
         self._is_lost = False
-        """It has hung up, and its processes are not accounted for."""
+        """Whether it has hung up and its processes are not accounted for."""
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a supervisor, or for a stranger of the same name to end."""
         self._strangers: dict[str, int] = {}
-        """Processes that are not known, by name: they are being killed."""
+        """Unknown processes, by name, which are being killed."""
         self._signals: dict[str, signal.Signals] = {}
-        """The last signal of each process, while there is no supervisor to pass it on."""
+        """The last signal for each process while there is no supervisor to pass it on."""
         self._replacing: Timer | None = None
 
     async def open(self, known: Iterable[StoredProcess]) -> list[StoredProcess]:
-        """Find or start the supervisor. Returns what still runs from an earlier plane; of what that plane knew, nothing
-        else is left."""
+        """Find or start the supervisor. Returns what still runs from an earlier plane; the rest has ended."""
         for process in known:
             self.table.add(process)
-        with suppress(OSError):  # without it there are no logs, which `prune` and the supervisor take
+        with suppress(OSError):  # without this folder there are no logs, which `prune` and the supervisor tolerate
             (self._state / FOLDER).mkdir(mode=0o700, exist_ok=True)
         prune(self._state, self.table.known)
         try:
@@ -231,7 +231,9 @@ class Processes:
         if not Path(folder).is_dir():
             folder = self.table.folders[process.id] = str(self._state)
         log = log_file(self._state, process.id)
-        self._held[process.id] = lambda link: link.start(process.id, start.argv, env, folder, log, note)
+        self._held[process.id] = lambda link: link.start(
+            process.id, start.argv, env, folder, log, note, start.outlives_s
+        )
         self._start_held()
 
     def stop(self, instance_id: str, *, kill: bool) -> None:
@@ -261,7 +263,7 @@ class Processes:
 
     async def _connect(self, *, is_first: bool = False) -> tuple[list[StoredProcess], list[StoredProcess]]:
         """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run.
-        `is_first`: its notes are newer than what is known."""
+        `is_first`: its notes are newer than the table."""
         supervisor, running = await open_supervisor(self._state, self._terms, before=self._known_supervisor)
         self._known_supervisor = supervisor.process
         for noted in filter(None, map(_noted, running)) if is_first else ():
@@ -359,7 +361,7 @@ class Processes:
 
 
 def _noted(process: EngineProcess) -> StoredProcess | None:
-    """What the plane that started a process knew of it; None if that is unreadable."""
+    """What the plane that started a process knew about it; None if that is unreadable."""
     try:
         noted = msgspec.json.decode(process.note, type=StoredProcess)
     except msgspec.MsgspecError:
@@ -368,7 +370,7 @@ def _noted(process: EngineProcess) -> StoredProcess | None:
 
 
 async def _clear(process: StoredProcess) -> None:
-    """Kill what is left of the group of a process that has lost its supervisor."""
+    """Kill the rest of the group of a process that has lost its supervisor."""
     if process.pid is not None:
         await clear(process.id, process.pid, process.born)
 
@@ -385,7 +387,7 @@ def _exit_reason(report: supervisor_link.ProcessExited, log: Path) -> str:
 
 
 async def _has_ended(supervisor: SupervisorProcess) -> bool:
-    """Whether it ends within 0.1 s of hanging up."""
+    """Whether a supervisor ends within 0.1 s of hanging up."""
     for _ in range(20):
         if not supervisor.lives:
             return True

@@ -21,7 +21,7 @@ SECRET_FILE = "secret"
 
 
 def by_cause(error: OSError) -> str:
-    """What to do about a file or folder that cannot be made."""
+    """What to do about a file or folder that cannot be created."""
     return "free space on its disk" if error.errno in (ENOSPC, EDQUOT) else "move it away, or choose another --state"
 
 
@@ -34,12 +34,12 @@ ENTRIES: dict[str, tuple[Callable[[Path], bool], str]] = {
     "supervisor.sock": (Path.is_socket, "socket"),
     "logs": (Path.is_dir, "directory"),
 }
-"""What the state directory holds."""
+"""Entries of the state directory."""
 
 
 def check_state(state: Path) -> None:
-    """Make the state directory, for its owner only. Raises `PointsmanError` if one that is there cannot be used: then
-    nothing has changed."""
+    """Create the state directory, for its owner only. Raises `PointsmanError`, and changes nothing, if an existing one
+    cannot be used."""
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = state.stat()
@@ -81,7 +81,7 @@ class Lock:
             os.close(self._file)
             instead = f"choose another --state, or stop it with: {command('down')}"
             raise PointsmanError(f"a plane runs in {state} already (pid {holder}); {instead}") from None
-        with suppress(OSError):  # the disk is full: the lock holds without the pid
+        with suppress(OSError):  # the disk is full: the lock works without the pid
             os.truncate(self._file, 0)
             os.write(self._file, b"%d\n" % os.getpid())
 
@@ -100,7 +100,7 @@ class AdminSocket:
         self._server: asyncio.AbstractServer | None = None
 
     async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
-        """Replaces a socket that an earlier plane left behind; the lock of the directory says that it is gone."""
+        """Replaces a socket of an earlier plane; the lock of the directory shows that this plane is gone."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -122,5 +122,5 @@ class AdminSocket:
         if self._server is not None:
             self._server.close()
             with suppress(OSError):
-                if self._path.stat().st_ino == self._inode:  # else the next plane listens here
+                if self._path.stat().st_ino == self._inode:  # otherwise the next plane listens here
                     self._path.unlink()

@@ -1,7 +1,7 @@
 """The state of a plane in one SQLite file: documents in force, replica targets, usage, and processes.
 
 Only the plane that holds the lock of the state directory writes. Documents are stored before they take effect, or
-refused. Everything else has been decided already when it comes here: the plane's memory has the truth, and the file is
+refused. Everything else is already decided when it is stored: the plane's memory is authoritative, and the file is
 a copy for the next plane. Each change is written at once, in a transaction of its own, so that whenever the plane is
 killed the file says what was true a moment before. What cannot be written, because the disk is full or broken, waits in
 memory and is written later, all of it together; no write raises.
@@ -20,15 +20,16 @@ import msgspec
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
+from pointsman.runtimes.machine.kept_sources import DOCUMENT, SqliteSources, document_in, values_of
 from pointsman.runtimes.stores import StoredManifest
 
 FILE = "pointsman.sqlite"
 VERSION = 8
-"""Of the schema."""
+"""Version of the schema."""
 MAX_SCALING_RECORDS = 200
-"""Of each deployment; older ones are dropped."""
+"""Maximum records of each deployment; older ones are dropped."""
 MAX_VERSIONS = 100
-"""Of the manifest, and of each application; older ones are dropped."""
+"""Maximum versions of the manifest, and of each application; older ones are dropped."""
 BUSY_MS = 100
 """How long a document waits for another program that has locked the file. Everything else does not wait."""
 SCHEMA = f"""
@@ -50,7 +51,7 @@ create table scaling_records (id integer primary key, name text, record text);
 pragma user_version = {VERSION};
 commit;
 """
-MOVE_AWAY = "move it away while no plane runs, and apply the manifest anew"
+MOVE_AWAY = "move it away while no plane runs, and apply the manifest again"
 ADVICE = {
     sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_READONLY: "make it and its disk writable",
@@ -59,7 +60,7 @@ ADVICE = {
     sqlite3.SQLITE_IOERR: "check its disk, quotas, and limits on the size of files",
     sqlite3.SQLITE_CANTOPEN: "check its disk, quotas, and who may open it",
 }
-"""By the code of the error; for others, `MOVE_AWAY`."""
+"""Advice by error code; `MOVE_AWAY` for other codes."""
 
 
 DISK_ERRORS = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
@@ -78,7 +79,7 @@ def _advice(error: Exception, path: Path) -> str:
 
 
 def _code(error: Exception) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more than is needed here
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest is too detailed here
 
 
 class UnsavedRows(Protocol):
@@ -94,14 +95,14 @@ class UnsavedRows(Protocol):
 
 
 class WriteBehind:
-    """Writes rows at once if the file can be written, else when it can be again."""
+    """Writes rows at once if the file can be written, else as soon as it can be again."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self.failures = 0
-        """Tries that failed."""
+        """Failed attempts to write."""
         self.failed_since: float | None = None
         self.why = ""
-        """Of the last failure; empty if the last try succeeded."""
+        """Why the last attempt failed; empty if it succeeded."""
         self.written: Callable[[], None] = lambda: None
         """Called when rows were written."""
         self._db = db
@@ -115,7 +116,7 @@ class WriteBehind:
         return sum(map(len, self._tables))
 
     def changed(self) -> None:
-        """Rows have changed. After a failure, they wait for the next `flush`."""
+        """Write changed rows. After a failure, they wait for the next `flush`."""
         if not self.why:
             self.flush()
 
@@ -139,7 +140,7 @@ class WriteBehind:
 
 
 def _make_private(path: Path) -> None:
-    """Make a file for its owner only; SQLite would let others read it."""
+    """Create a file for its owner only; SQLite would let others read it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.fchmod(file, 0o600)
@@ -154,7 +155,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("commit")
     except BaseException:
-        with suppress(sqlite3.Error):  # some errors have rolled it back already
+        with suppress(sqlite3.Error):  # some errors have already rolled it back
             db.execute("rollback")
         raise
 
@@ -163,7 +164,7 @@ class Store:
     """Raises `PointsmanError` if the file cannot be used."""
 
     def __init__(self, state: Path, image: bytes | None = None) -> None:
-        """`image`: the content of a store that is only in memory, and kept elsewhere; empty: of a new one."""
+        """`image`: the content of a store that is in memory only and kept elsewhere; empty: a new one."""
         self._path, self._first = state / FILE, image
         try:
             if image is None:
@@ -222,7 +223,7 @@ class Store:
         )
 
     def image(self) -> bytes:
-        """All of it, for `Store` of another process."""
+        """The whole content, for `Store` in another process."""
         return self._db.serialize()
 
     def close(self) -> None:
@@ -232,16 +233,19 @@ class Store:
 
 
 class SqliteDocuments:
-    """`DocumentStore` of the interface. A write waits for the disk: what was wanted survives a power cut."""
+    """`DocumentStore` of the interface. A write waits for the disk, so that documents survive a power cut."""
+
+    kept: SqliteSources
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._path = path
         self.push: Callable[[], None] | None = None
-        """Stores what was written elsewhere; it may raise `NotStored`. None: this is where it is kept."""
+        """Stores the written content elsewhere, and may raise `NotStored`. None: the content is kept here."""
 
     def check(self) -> None:
         """Read what is there. Raises `sqlite3.Error`."""
+        self.kept = SqliteSources(self._db)
         for table in ("manifests", "applications"):
             self._db.execute(f"select {DOCUMENT} from {table} limit 1").fetchall()
 
@@ -269,12 +273,12 @@ class SqliteDocuments:
 
     def manifest(self) -> tuple[int, ManifestText] | None:
         rows = self._read(f"select generation, {DOCUMENT} from manifests order by generation desc limit 1")
-        return (rows[0][0], _document(rows[0][1:])) if rows else None
+        return (rows[0][0], document_in(rows[0][1:])) if rows else None
 
     def save_manifest(self, manifest: ManifestText, at: float, summary: str = "", restores: int | None = None) -> int:
         row = self._db.execute(
             f"insert into manifests ({DOCUMENT}, at, summary, restores) values (?, ?, ?, ?, ?, ?, ?)",
-            (*_values(manifest), at, summary, restores),
+            (*values_of(manifest), at, summary, restores),
         ).lastrowid
         oldest = "select generation from manifests order by generation desc limit 1 offset ?"
         self._db.execute(f"delete from manifests where generation <= ({oldest})", (MAX_VERSIONS,))
@@ -284,23 +288,23 @@ class SqliteDocuments:
         rows = self._read(
             f"select generation, at, summary, restores, {DOCUMENT} from manifests order by generation desc"
         )
-        return [StoredManifest(row[0], row[1], row[2], row[3], _document(row[4:])) for row in rows]
+        return [StoredManifest(row[0], row[1], row[2], row[3], document_in(row[4:])) for row in rows]
 
     def applications(self) -> dict[str, ManifestText]:
         rows = self._read(
             f"select name, {DOCUMENT} from applications where id in (select max(id) from applications group by"
             " name) order by (select min(id) from applications as first where first.name = applications.name)"
         )
-        return {row[0]: _document(row[1:]) for row in rows}
+        return {row[0]: document_in(row[1:]) for row in rows}
 
     def application_before(self, name: str) -> ManifestText | None:
         rows = self._read(f"select {DOCUMENT} from applications where name = ? order by id desc limit 1 offset 1", name)
-        return _document(rows[0]) if rows else None
+        return document_in(rows[0]) if rows else None
 
     def save_application(self, name: str, document: ManifestText, at: float) -> None:
         self._db.execute(
             f"insert into applications (name, {DOCUMENT}, at) values (?, ?, ?, ?, ?, ?)",
-            (name, *_values(document), at),
+            (name, *values_of(document), at),
         )
         self._db.execute(
             "delete from applications where name = ? and id not in"
@@ -320,18 +324,6 @@ class SqliteDocuments:
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise NotStored(f"{self._path} cannot be read ({error}); {_advice(error, self._path)}") from error
-
-
-DOCUMENT = ", ".join(ManifestText.__struct_fields__)
-"""The columns of a document."""
-
-
-def _document(row: tuple[Any, ...]) -> ManifestText:
-    return msgspec.convert(dict(zip(ManifestText.__struct_fields__, row, strict=True)), ManifestText)
-
-
-def _values(document: ManifestText) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(document)
 
 
 class SqliteTargets:
@@ -376,7 +368,7 @@ class SqliteTargets:
         return len(self._forgotten) + len(self._unsaved_states) + sum(map(len, self._unsaved_records.values()))
 
     def write(self, db: sqlite3.Connection) -> None:
-        for name in self._forgotten:  # first: what has the name now is newer
+        for name in self._forgotten:  # removed first: what has the name now is newer
             db.execute("delete from scaling where name = ?", (name,))
             db.execute("delete from scaling_records where name = ?", (name,))
         states = [(name, self._states[name]) for name in self._unsaved_states]
@@ -436,7 +428,7 @@ class StoredProcess(msgspec.Struct, frozen=True):
     """A process that was started, or was about to be."""
 
     id: str
-    """Of its instance."""
+    """Id of its instance."""
     deployment: str
     recipe: str
     host: str
@@ -444,9 +436,9 @@ class StoredProcess(msgspec.Struct, frozen=True):
     pid: int | None = None
     """None if it may not have been started."""
     born: str = ""
-    """When the kernel started it: tells it from a later process of the same pid."""
+    """When the kernel started it, which distinguishes it from a later process with the same pid."""
     place: str = ""
-    """As JSON; empty if it has none."""
+    """Its place as JSON; empty if it has none."""
     worker: str = ""
     """Where it runs; empty: on the machine of the plane."""
 
@@ -462,9 +454,9 @@ class SqliteProcesses:
         rows = db.execute(f"select {PROCESS} from instances order by id")
         names = [column[0] for column in rows.description]
         self.found = [msgspec.convert(dict(zip(names, row, strict=True)), StoredProcess) for row in rows]
-        """When the file was opened."""
+        """Processes in the file when it was opened."""
         self._unsaved: dict[str, StoredProcess | None] = {}
-        """None: it has ended."""
+        """Changed processes; None: it has ended."""
         self._behind = behind
         behind.add(self)
 

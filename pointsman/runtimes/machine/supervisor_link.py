@@ -20,8 +20,7 @@ import msgspec
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import descriptors_left, short_path
 from pointsman.parameters import words_without_secrets
-from pointsman.runtimes.machine import supervisor
-from pointsman.runtimes.machine.supervisor import born
+from pointsman.runtimes.machine.children import born
 
 MARK = "POINTSMAN_INSTANCE"
 """An environment variable of every engine: its instance."""
@@ -41,7 +40,7 @@ async def clear(instance_id: str, pid: int, started: str) -> bool:
     """Kill what is left of the group of an instance that was started as `pid`. True if nothing is left."""
     waited_s = 0.0
     while waited_s < VANISH_S:
-        with suppress(OSError):  # of looking, for want of file descriptors: what cannot be seen is not gone
+        with suppress(OSError):  # without file descriptors nothing can be read: what cannot be seen is not gone
             left = _left(instance_id, pid, started)
             if not left:
                 return True
@@ -110,10 +109,16 @@ def _is_marked(pid: int, instance_id: str) -> bool:
     return f"{MARK}={instance_id}".encode() in environment
 
 
+PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); from pointsman.runtimes.machine.supervisor import main; "
+    "main(*sys.argv[2:])"
+)
+"""The program of a supervisor, which finds this package and the standard library, and nothing else."""
+PACKAGES = str(Path(__file__).parents[3])
 SOCKET = "supervisor.sock"
 LOG = "supervisor.log"
 END_S = 20.0
-"""How long a supervisor may take to end, until it is killed."""
+"""How long a supervisor may take to end before it is killed."""
 ANSWER_S = 10.0
 """A supervisor that does not answer within this is not used."""
 
@@ -122,11 +127,11 @@ class SupervisorTerms(NamedTuple):
     """What a supervisor is told at the beginning of a connection."""
 
     grace_s: float
-    """How long engines live on without a plane. With a lease, that decides."""
+    """How long engines live on without a plane. With a lease, the lease decides."""
     stop_grace_s: float
-    """From SIGTERM to SIGKILL when no plane has come back, or the lease has ended."""
+    """Time from SIGTERM to SIGKILL when no plane has come back, or the lease has ended."""
     leased: bool = False
-    """Engines run while a lease is renewed, whatever becomes of the connection."""
+    """Whether engines run while a lease is renewed, regardless of the connection."""
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
@@ -136,11 +141,11 @@ class EngineProcess(msgspec.Struct, frozen=True):
     pid: int
     born: str
     note: str = ""
-    """What the plane that started it has noted for the next one."""
+    """The note of the plane that started it, for the next one."""
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
-    """The supervisor accepts the connection; busy: it does not, because another plane is connected."""
+    """The supervisor accepts the connection, or it is busy because another plane is connected."""
 
     pid: int
     busy: bool
@@ -160,7 +165,7 @@ class ProcessFailed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
     id: str
     why: str
     errno: int = 0
-    """0 if the system has not refused it."""
+    """Error number; 0 if the system did not refuse it."""
 
 
 class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
@@ -201,7 +206,7 @@ class SupervisorProcess:
             os.kill(self.pid if self._child is None else self._child.pid, signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait for its end, which comes a moment after it has hung up."""
+        """Wait for its end, which follows shortly after it has hung up."""
         pause = 0.002
         while self.lives:
             await asyncio.sleep(pause)
@@ -222,11 +227,19 @@ class SupervisorLink(asyncio.Protocol):
         self._on_lost: Callable[[], None] | None = None
 
     def start(
-        self, name: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, log: Path, note: str = ""
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        log: Path,
+        note: str = "",
+        outlives_s: float = 0.0,
     ) -> None:
-        """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`."""
-        shown = " ".join(words_without_secrets(argv))
-        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), note=note, shown=shown)
+        """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`. `outlives_s`: how long it may
+        run on after the end of the lease."""
+        shown, more = " ".join(words_without_secrets(argv)), {"note": note, "outlives_s": outlives_s}
+        self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), shown=shown, **more)
 
     def signal(self, name: str, number: int) -> None:
         """Signal the whole process group of an instance."""
@@ -251,7 +264,7 @@ class SupervisorLink(asyncio.Protocol):
             self._transport.close()
 
     def hang_up(self) -> None:
-        """Break the connection off, as if the supervisor had."""
+        """Break off the connection, as if the supervisor had done so."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -260,7 +273,7 @@ class SupervisorLink(asyncio.Protocol):
             self._transport.write(msgspec.json.encode(message) + b"\n")
 
     async def answer(self) -> Greeting | ProcessesRunning | None:
-        """The next answer; None if it has hung up, or does not answer in time."""
+        """The supervisor's next answer; None if it has hung up, or does not answer in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
                 return await self._answers.get()
@@ -293,7 +306,7 @@ class SupervisorLink(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
-        if self.process.is_child:  # else it would stay a zombie
+        if self.process.is_child:  # otherwise it would stay a zombie
             self._reaping = asyncio.get_running_loop().create_task(self.process.wait())
         self._answers.put_nowait(None)
         if self._on_lost is not None:
@@ -304,7 +317,7 @@ async def open_supervisor(
     state: Path, terms: SupervisorTerms, before: SupervisorProcess | None = None
 ) -> tuple[SupervisorLink, list[EngineProcess]]:
     """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs.
-    `before`: the one that the plane was connected to last, which it may have to reap."""
+    `before` is the supervisor that the plane was connected to last, which it may have to reap."""
     link = await _existing(state) or await _started(state)
     if before is not None and before.pid == link.process.pid:
         link.process = before
@@ -312,7 +325,7 @@ async def open_supervisor(
     if not link.process.born:
         link.close()
         raise PointsmanError(
-            f"the supervisor (pid {link.process.pid}) cannot be looked at; are there too many open files?"
+            f"the supervisor (pid {link.process.pid}) cannot be inspected; are there too many open files?"
         )
     link.ask(ask="hello", **terms._asdict())
     link.ask(ask="list")
@@ -352,7 +365,7 @@ async def _started(state: Path) -> SupervisorLink:
             os.umask(mask)
         listener.listen(8)
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", supervisor.__file__, str(listener.fileno()), str(path)],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, PACKAGES, str(listener.fileno()), str(path)],
             cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -372,7 +385,7 @@ async def _started(state: Path) -> SupervisorLink:
 
 
 def _log(file: Path) -> BinaryIO:
-    """For the errors of a supervisor; nowhere if the disk does not take it."""
+    """The file for the errors of a supervisor; /dev/null if the disk cannot be written."""
     try:
         return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
     except OSError:

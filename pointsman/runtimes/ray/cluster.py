@@ -6,7 +6,7 @@ Everything that may wait for Ray is called on a thread; calls of actors are awai
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -26,8 +26,10 @@ HEALTH_CHECKS = {
     "RAY_health_check_failure_threshold": "3",
 }
 """For a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See docs/ray.md."""
-LOOPBACK = "127.0.0.2"
-"""Of a cluster that we start: Ray takes 127.0.0.1 for the address of the machine."""
+LOOPBACK = "127.0.0.1"
+"""Of a cluster that we start."""
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""0: Ray listens on loopback only. Else it takes 127.0.0.1 for the address of the machine, and listens on all."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Of a cluster that we start: values do not go through Ray."""
 STOP_GRACE_S = 1.0
@@ -45,6 +47,8 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str = ""
     """Of its head, host:port; empty: a cluster on this machine is started, and ended with the plane."""
+    host: str = ""
+    """The address of this machine in the cluster; empty: as Ray finds it."""
     namespace: str = "pointsman"
     """One plane per namespace."""
     storage: str = ""
@@ -128,19 +132,23 @@ class RayCluster:
         """Of the node that the plane runs on."""
         self.bookings = Bookings()
         self._ray: Any = None
+        self._constants: Any = None
         self._is_ours = not settings.address
+        self._is_of_program = False
+        """The program that this plane runs in has connected to Ray before."""
         self._keeper: Any = None
 
     async def connect(self) -> None:
         """Join the cluster; without an address, start one on this machine. Raises `PointsmanError`."""
         try:
             import ray
+            from ray._private import ray_constants
         except ImportError as error:
             raise PointsmanError(
                 f"the Ray runtime needs packages that are not installed ({error.name}); "
                 "run: pip install 'pointsman[ray]'"
             ) from error
-        self._ray = ray
+        self._ray, self._constants = ray, ray_constants
         try:
             await asyncio.to_thread(self._init)
         except Exception as error:  # of many kinds
@@ -148,17 +156,25 @@ class RayCluster:
             raise PointsmanError(f"no Ray cluster can be used at {where}: {_first_line(error)}") from error
 
     def _init(self) -> None:
+        if self._ray.is_initialized():  # a process has one connection
+            context = self._ray.get_runtime_context()
+            if self.settings.address not in ("", context.gcs_address):
+                raise PointsmanError(f"this program is connected to another cluster, {context.gcs_address}")
+            self._is_of_program, self._is_ours = True, False
+            self.address, self.host = context.gcs_address, self._ray.util.get_node_ip_address()
+            return
         settings: dict[str, Any] = {"address": self.settings.address}
         if self._is_ours:
             os.environ.update({name: os.environ.get(name, value) for name, value in HEALTH_CHECKS.items()})
+            os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # it was read at the import
             settings = {
                 "address": "local",
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
                 "_node_ip_address": LOOPBACK,
             }
-        elif self.settings.address.startswith("127."):
-            settings["_node_ip_address"] = self.settings.address.partition(":")[0]
+        elif self.settings.host or self.settings.address.startswith("127."):
+            settings["_node_ip_address"] = self.settings.host or self.settings.address.partition(":")[0]
         logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of signals that the plane handles
         namespace = self.settings.namespace
         context = self._ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **settings)
@@ -166,7 +182,7 @@ class RayCluster:
         self.host = context.address_info["node_ip_address"]
 
     async def disconnect(self) -> None:
-        if self._ray is not None:
+        if self._ray is not None and not self._is_of_program:
             await asyncio.to_thread(self._ray.shutdown)
 
     # Nodes
@@ -202,7 +218,8 @@ class RayCluster:
         pinned = None if here is None else NodeAffinitySchedulingStrategy(here, soft=True)
         settings = self.settings
         made = self._actor(Keeper, "keeper", pinned, max_restarts=-1)
-        self._keeper = made.remote(settings.storage, settings.orphan_grace_s, settings.lease_s, STOP_GRACE_S)
+        terms = settings.orphan_grace_s, settings.lease_s, STOP_GRACE_S
+        self._keeper = made.remote(settings.storage, *terms, settings.namespace)
         return self._keeper
 
     def _actor(self, kind: type, name: str, pinned: Any, **more: Any) -> Any:
@@ -240,6 +257,10 @@ class Bookings:
         """Let others have it."""
         await asyncio.to_thread(_free, instance_id)
 
+    async def keep(self, instance_ids: Collection[str]) -> None:
+        """Free what is booked for any other instance, also by a plane that was killed before it started one."""
+        await asyncio.to_thread(_keep, instance_ids)
+
 
 def _book(instance_id: str, place: Place, nodes: Mapping[str, RayNode]) -> None:
     from ray.util.placement_group import placement_group, placement_group_table
@@ -262,6 +283,15 @@ def _free(instance_id: str) -> None:
     except ValueError:  # there is none
         return
     remove_placement_group(group)
+
+
+def _keep(instance_ids: Collection[str]) -> None:
+    from ray.util.placement_group import placement_group_table
+
+    for one in placement_group_table().values():
+        name = one["name"]
+        if name.startswith(BOOKING) and one["state"] != "REMOVED" and name.removeprefix(BOOKING) not in instance_ids:
+            _free(name.removeprefix(BOOKING))
 
 
 def bundle(place: Place, node: RayNode) -> dict[str, float]:

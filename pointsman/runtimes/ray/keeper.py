@@ -9,7 +9,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,20 @@ from pointsman.runtimes.ray.node import POLL_S
 
 BEAT_S = 0.5
 """How often a plane says that it lives."""
-SILENT_S = 1.5
+SILENT_S = 1.0
 """After this, the keeper renews the leases in its place."""
 TAKEN_S = 3.0
 """A plane that has been silent for this long may be replaced by another."""
 ANSWER_S = 1.0
+NOTED_S = 1.0
+"""How often the storage notes that the plane lives."""
+
+
+def node_agent(namespace: str, name: str) -> Any:
+    """The actor of a node. Raises `ValueError` if there is none."""
+    import ray
+
+    return ray.get_actor(f"node-{name}", namespace=namespace)
 
 
 class PlaneRuns(PointsmanError):
@@ -46,39 +55,107 @@ class KeptState(msgspec.Struct):
     """Of the image, within its epoch."""
     gateway: str = ""
     """Where replicas reach the gateway."""
+    plane: str = ""
+    """That rules the cluster; empty: none, and nothing is left of it."""
+    nodes: tuple[str, ...] = ()
+    """That it keeps if the plane dies."""
+
+
+class Checkpoint:
+    """The state of a keeper at the storage that the user has named, if any: two files."""
+
+    def __init__(self, file: Path | None) -> None:
+        """None: nothing is stored."""
+        self._file = file
+
+    def load(self) -> KeptState:
+        if self._file is None or not self._file.exists():
+            return KeptState()
+        try:
+            return msgspec.msgpack.decode(self._file.read_bytes(), type=KeptState)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise PointsmanError(f"{self._file} cannot be used ({error}); move it away") from error
+
+    def store(self, kept: KeptState) -> None:
+        """Raises `PointsmanError` if it cannot be written."""
+        if self._file is None:
+            return
+        try:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished = self._file.with_suffix(".new")
+            with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+                out.write(msgspec.msgpack.encode(kept))
+                out.flush()
+                os.fsync(out.fileno())
+            unfinished.replace(self._file)
+        except OSError as error:
+            raise PointsmanError(f"{self._file} cannot be written ({error.strerror}); see runtime.storage") from error
+
+    def note_beat(self) -> None:
+        """The plane lives now, by the clock of this machine."""
+        if self._file is not None:
+            with suppress(OSError):  # a storage that cannot be written shows when something is saved
+                self._file.with_suffix(".beat").write_text(repr(time.time()), encoding="ascii")
+
+    def silent_s(self) -> float | None:
+        """How long ago the plane last lived; None if that is unknown."""
+        if self._file is None:
+            return None
+        try:
+            noted = float(self._file.with_suffix(".beat").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+        return max(time.time() - noted, 0.0)
 
 
 class Keeper:
     """An actor, found by its name. Its state survives it if there is a storage."""
 
-    def __init__(self, storage: str, orphan_grace_s: float, lease_s: float, stop_grace_s: float) -> None:
-        """`orphan_grace_s`: how long nodes are kept without a plane."""
-        self._file = Path(storage) / "pointsman.state" if storage else None
+    def __init__(
+        self,
+        storage: str,
+        orphan_grace_s: float,
+        lease_s: float,
+        stop_grace_s: float,
+        namespace: str = "",
+        find: Callable[[str, str], Any] = node_agent,
+    ) -> None:
+        """`orphan_grace_s`: how long nodes are kept without a plane. `find`: the agent of a node, by namespace and
+        name."""
+        self._checkpoint = Checkpoint(Path(storage) / f"{namespace or 'pointsman'}.state" if storage else None)
         self._orphan_grace_s, self._terms = orphan_grace_s, (lease_s, stop_grace_s)
-        self._kept = self._loaded()
-        self._plane = ""
-        self._heard_at = -TAKEN_S
+        self._namespace, self._find = namespace, find
+        self._kept = self._checkpoint.load()
+        silent_s = self._checkpoint.silent_s() if self._kept.plane else None
+        self._heard_at = time.monotonic() - (orphan_grace_s if silent_s is None else silent_s)
+        self._noted_at = 0.0
         self._agents: dict[str, Any] = {}
         self._leases: dict[str, NodeLease] = {}
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def take(self, plane: str) -> KeptState:
         """Begin as the plane of this cluster. Raises `PlaneRuns`, `PointsmanError` if the storage cannot be used."""
-        if self._plane not in ("", plane) and time.monotonic() - self._heard_at < TAKEN_S:
-            raise PlaneRuns(f"a plane runs on this cluster already ({self._plane}); stop it first")
-        self._lives(plane)
+        ruling = self._kept.plane
+        if ruling not in ("", plane) and time.monotonic() - self._heard_at < TAKEN_S:
+            raise PlaneRuns(f"a plane runs on this cluster already ({ruling}); stop it first")
+        self._kept.plane = plane
         # Unix time: greater than any epoch that a keeper without a storage has forgotten.
         self._kept.epoch = max(self._kept.epoch + 1, int(time.time()))
         self._kept.secret = self._kept.secret or secrets.token_urlsafe(32)
         self._kept.number = 0
-        self._store()
+        self._checkpoint.store(self._kept)
+        self._lives()
         return self._kept
 
     async def beat(self, epoch: int, plane: str, agents: Mapping[str, Any]) -> None:
         """The plane lives. `agents`: of the nodes to keep if it dies."""
         self._check(epoch)
-        self._lives(plane)
+        self._lives()
         self._agents = dict(agents)
+        nodes = tuple(sorted(agents))
+        if (plane, nodes) != (self._kept.plane, self._kept.nodes):
+            self._kept.plane, self._kept.nodes = plane, nodes
+            self._checkpoint.store(self._kept)
 
     async def release(self, epoch: int, node: str) -> float:
         """A node is not kept any more. Seconds until what it ran under leases of the keeper has ended."""
@@ -94,7 +171,7 @@ class Keeper:
             before = self._kept
             self._kept = msgspec.structs.replace(before, image=image, number=number, gateway=gateway or before.gateway)
             try:
-                self._store()
+                self._checkpoint.store(self._kept)
             except PointsmanError:
                 self._kept = before
                 raise
@@ -102,12 +179,15 @@ class Keeper:
     async def leave(self, epoch: int) -> None:
         """The plane has ended everything, and leaves."""
         self._check(epoch)
-        self._plane, self._agents = "", {}
+        self._agents = {}
+        self._kept.plane, self._kept.nodes = "", ()
+        self._checkpoint.store(self._kept)
 
-    def _lives(self, plane: str) -> None:
-        self._plane, self._heard_at = plane, time.monotonic()
-        if self._keeping is None:
-            self._keeping = asyncio.get_running_loop().create_task(self._keep())
+    def _lives(self) -> None:
+        self._heard_at = time.monotonic()
+        if self._heard_at - self._noted_at >= NOTED_S:
+            self._noted_at = self._heard_at
+            self._checkpoint.note_beat()
 
     def _check(self, epoch: int) -> None:
         if epoch != self._kept.epoch:
@@ -116,36 +196,19 @@ class Keeper:
     async def _keep(self) -> None:
         """Renew leases while the plane is silent."""
         while True:
-            await asyncio.sleep(POLL_S)
             silent_s = time.monotonic() - self._heard_at
-            if self._plane and SILENT_S < silent_s < self._orphan_grace_s:
+            if self._kept.plane and SILENT_S < silent_s < self._orphan_grace_s:
+                for name in [one for one in self._kept.nodes if one not in self._agents]:  # it was restarted
+                    with suppress(ValueError):  # Ray has no such actor: its node is gone
+                        self._agents[name] = await asyncio.to_thread(self._find, self._namespace, name)
                 await asyncio.gather(*(self._renew(name, agent) for name, agent in self._agents.items()))
+            await asyncio.sleep(POLL_S)
 
     async def _renew(self, name: str, agent: Any) -> None:
-        lease = self._leases.setdefault(name, NodeLease(*self._terms))
+        lease, stamp = self._leases.setdefault(name, NodeLease(*self._terms)), None
         with suppress(Exception):  # of a node that is gone, or of Ray: its lease ends
             async with asyncio.timeout(ANSWER_S):
-                answer = await agent.poll.remote(self._kept.epoch, lease.echo(), lease.lease_s, None)
-            lease.heard(answer.stamp, time.monotonic())
-
-    def _loaded(self) -> KeptState:
-        if self._file is None or not self._file.exists():
-            return KeptState()
-        try:
-            return msgspec.msgpack.decode(self._file.read_bytes(), type=KeptState)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise PointsmanError(f"{self._file} cannot be used ({error}); move it away") from error
-
-    def _store(self) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished = self._file.with_suffix(".new")
-            with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
-                out.write(msgspec.msgpack.encode(self._kept))
-                out.flush()
-                os.fsync(out.fileno())
-            unfinished.replace(self._file)
-        except OSError as error:
-            raise PointsmanError(f"{self._file} cannot be written ({error.strerror}); see runtime.storage") from error
+                while stamp is None:  # the first answer only brings a stamp
+                    stamp = lease.echo()
+                    answer = await agent.poll.remote(self._kept.epoch, stamp, lease.lease_s, None)
+                    lease.heard(answer.stamp, time.monotonic())

@@ -6,11 +6,12 @@ one rule: a node that does not answer is lost only when its lease is over, which
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pointsman.control.events import RequestsFail, WorkerLost, WorkerSeen
+from pointsman.control.events import OutOfReach, WorkerLost, WorkerSeen
 from pointsman.errors import PointsmanError
+from pointsman.runtimes.gateways import is_gateway
 from pointsman.runtimes.interface import BackgroundTasks, Tell
 from pointsman.runtimes.machine.processes import InstanceEnded, InstanceStarted, WorkerReport
 from pointsman.runtimes.machine.store import StoredProcess
@@ -18,15 +19,17 @@ from pointsman.runtimes.ray.cluster import STOP_GRACE_S, Late, NoAnswer, RayClus
 from pointsman.runtimes.ray.keeper import BEAT_S, TAKEN_S, KeptState, PlaneRuns
 from pointsman.runtimes.ray.leases import MARGIN_S, NodeLease
 from pointsman.runtimes.ray.node import NodeAnswer, NodeOpened, OlderPlane
-from pointsman.types import Worker
+from pointsman.types import Gpu, Worker
 
 ANSWER_S = 1.0
-"""A node that does not answer a poll within this is silent."""
+POLL_ANSWER_S = 0.8
+"""A node that does not answer a poll within this is silent. It answers after `POLL_S` if there is nothing to report."""
 OPEN_S = 30.0
 """How long the actor of a node may take to start."""
 LOOK_S = 0.5
 """How often Ray is asked for its nodes."""
 RETRY_S = 0.2
+IN_DOUBT = "another plane may rule the cluster, so this one starts and stops nothing until it does"
 
 
 class Authority:
@@ -37,6 +40,8 @@ class Authority:
         self.epoch = 0
         self.gateway = ""
         """Where replicas on any node reach the gateway of this plane."""
+        self.secret = ""
+        """Of gateways and replicas."""
         self.problem = ""
         self.agents: dict[str, Any] = {}
         """By worker: those that the keeper renews if this plane dies."""
@@ -60,7 +65,7 @@ class Authority:
                 if time.monotonic() > limit:
                     raise
                 await asyncio.sleep(RETRY_S)  # it may have been killed a moment ago
-        self.epoch, self._heard_at = kept.epoch, time.monotonic()
+        self.epoch, self.secret, self._heard_at = kept.epoch, kept.secret, time.monotonic()
         return kept
 
     async def ask(self, method: str, *args: Any, limit_s: float = OPEN_S) -> Any:
@@ -75,7 +80,8 @@ class Authority:
             except PlaneRuns:
                 await self._retake()
             except NoAnswer as error:
-                self.problem = f"the keeper of the state does not answer: {error}"
+                doubt = f"; {IN_DOUBT}" if self.in_doubt else ""
+                self.problem = f"the keeper of the state does not answer: {error}{doubt}"
             await asyncio.sleep(BEAT_S)
         await asyncio.Event().wait()
 
@@ -109,6 +115,16 @@ class Authority:
         return settings.orphan_grace_s + 2 * settings.lease_s + STOP_GRACE_S + MARGIN_S
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether another plane may rule the cluster: the keeper has not heard of this one lately."""
+        return time.monotonic() - self._heard_at >= TAKEN_S
+
+    async def certain(self) -> None:
+        """Wait until this plane rules the cluster for certain. It does not while it is in doubt or outruled."""
+        while self.outruled or self.in_doubt:
+            await asyncio.sleep(RETRY_S)
+
+    @property
     def may_grant(self) -> bool:
         """Whether the keeper has heard of this plane lately. If not, another plane may rule."""
         return time.monotonic() - self._heard_at < self._cluster.settings.orphan_grace_s
@@ -134,6 +150,10 @@ class NodeLink:
         self.problem = ""
         self.worker: Worker | None = None
         """As it was last seen; None: it is not there."""
+        self.wanted_gpus: tuple[Gpu, ...] = ()
+        """GPUs whose use is measured."""
+        self.busy: Mapping[int, float] = {}
+        """The share in use of these, by index, as far as drivers report it."""
         self.running = known
         """What this plane found there."""
         self.instances = {one.id for one in known}
@@ -144,6 +164,7 @@ class NodeLink:
         self.ended = False
         self.see: Callable[[Worker], Worker] = lambda worker: worker
         """What the manifest adds to a worker."""
+        self.heard_again: Callable[[], None] = lambda: None
         self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
         self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
         if known:  # under leases of an earlier plane
@@ -179,14 +200,14 @@ class NodeLink:
         agent, epoch = self._cluster.agent(node), self._authority.epoch
         keep = None if self.adopts else tuple(self.instances)
         limit_s = OPEN_S if self.worker is None else ANSWER_S
-        gateway = self._authority.gateway
-        opened: NodeOpened = await called(agent.open, epoch, self.running, keep, gateway, limit_s=limit_s)
+        gateway, secret = self._authority.gateway, self._authority.secret
+        opened: NodeOpened = await called(agent.open, epoch, self.running, keep, gateway, secret, limit_s=limit_s)
         self._lease = NodeLease(self._cluster.settings.lease_s, STOP_GRACE_S)  # older planes have no say there now
         for _ in range(2):  # the second grants the lease, before anything is started
             stamp, lease_s = self._lease.echo(), self._lease.lease_s
             answer: NodeAnswer = await called(agent.poll, epoch, stamp, lease_s, None, limit_s=ANSWER_S)
             self._lease.heard(answer.stamp, time.monotonic())
-        self._agent, self._after, self.last_node, self.silent_since = agent, 0, node, None
+        self._agent, self._after, self.last_node = agent, 0, node
         self._authority.agents[self.name] = agent
         there = {one.id: one for one in opened.running}
         if self.adopts:
@@ -203,9 +224,13 @@ class NodeLink:
     async def _poll(self) -> None:
         stamp = self._lease.echo() if self._authority.may_grant else None
         epoch, lease_s = self._authority.epoch, self._lease.lease_s
-        answer: NodeAnswer = await called(self._agent.poll, epoch, stamp, lease_s, self._after, limit_s=ANSWER_S)
+        poll, gpus = self._agent.poll, self.wanted_gpus
+        answer: NodeAnswer = await called(poll, epoch, stamp, lease_s, self._after, gpus, limit_s=POLL_ANSWER_S)
         self._lease.heard(answer.stamp, time.monotonic())
-        self.silent_since = None
+        self.busy = answer.busy
+        if self.silent_since is not None:
+            self.silent_since = None
+            self.heard_again()
         for number, report in answer.reports:
             self._after = max(self._after, number)
             self._report(report)
@@ -216,10 +241,11 @@ class NodeLink:
     def _fell_silent(self, error: PointsmanError) -> None:
         if not isinstance(error, Late):
             self._agent = None  # it is gone: find or make another
+        self.busy = {}
         if self.silent_since is None:
             self.silent_since = time.monotonic()
             for instance_id in sorted(self.instances):  # no new requests are sent there, before it is lost
-                self._tell(RequestsFail(instance_id, f"its worker {self.name} does not answer"))
+                self._tell(OutOfReach(instance_id, f"its worker {self.name} does not answer"))
         silent_s = time.monotonic() - self.silent_since
         self.problem = f"worker {self.name} has not answered for {silent_s:.0f} s: {error}"
 
@@ -234,8 +260,11 @@ class NodeLink:
         return not left_s
 
     def _lose(self) -> None:
-        gone, self.instances, self._agent, self.adopts = sorted(self.instances), set(), None, False
+        self._agent, self.adopts = None, False
         self._stops.clear()
+        # Gateways do not end with the lease. If Ray has the node, what became of them is known when it answers again.
+        kept = {one for one in self.instances if is_gateway(one)} if self.node is not None else set()
+        gone, self.instances = sorted(self.instances - kept), kept
         if self.worker is not None:
             self.worker = None
             self._tell(WorkerLost(self.name, self.problem))
@@ -292,14 +321,23 @@ class NodeLinks:
         tasks: BackgroundTasks,
     ) -> None:
         self.links: dict[str, NodeLink] = {}
+        self.adopt = True
+        """What runs on a node that is found is this plane's: it has just started."""
         self.problem = ""
         self.see: Callable[[Worker], Worker] = lambda worker: worker
+        self.heard_again: Callable[[], None] = lambda: None
+        """Called when a node that was silent has answered."""
         self._cluster, self._authority, self._report, self._tell, self._tasks = cluster, authority, report, tell, tasks
         self._running: dict[str, Any] = {}
 
     def of(self, instance_id: str) -> NodeLink | None:
         """Where an instance runs, or is about to; None: nowhere."""
         return next((one for one in self.links.values() if instance_id in one.instances), None)
+
+    def is_out_of_reach(self, instance_id: str) -> bool:
+        """Whether its node is silent. It may answer itself, and will be ended when the lease is over."""
+        link = self.of(instance_id)
+        return link is not None and link.silent_since is not None
 
     def up(self) -> list[NodeLink]:
         """Those that answer."""
@@ -339,7 +377,9 @@ class NodeLinks:
 
     def add(self, name: str, known: tuple[StoredProcess, ...] = ()) -> NodeLink:
         link = NodeLink(name, self._cluster, self._authority, self._report, self._tell, known)
+        link.adopts = self.adopt
         link.see = lambda worker: self.see(worker)
+        link.heard_again = lambda: self.heard_again()
         self.links[name] = link
         self._running[name] = self._tasks.complete("node links", link.run)
         return link
@@ -353,4 +393,6 @@ class NodeLinks:
         running, self._running = self._running, {}
         for one in running.values():
             one.cancel()
+        if self._authority.outruled:
+            return  # what runs belongs to another plane
         await asyncio.gather(*(link.close() for link in self.links.values()))

@@ -8,24 +8,27 @@ its own and ends them when the lease is over, whatever becomes of actor and rayl
 import asyncio
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from pointsman.errors import PointsmanError
+from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.detection import detect
+from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.machine.logs import find_log, tail
+from pointsman.runtimes.machine.memory import SWEEP_S, NodeMemory, replace_text
 from pointsman.runtimes.machine.processes import Processes, ProcessStart, WorkerReport
 from pointsman.runtimes.machine.store import StoredProcess
-from pointsman.runtimes.machine.supervisor import now
 from pointsman.runtimes.machine.supervisor_link import SupervisorTerms
 from pointsman.runtimes.tasks import Tasks
-from pointsman.types import Worker
+from pointsman.types import Gpu, Worker
 
 POLL_S = 0.3
 """How long a poll waits for a report: the lease is renewed about as often."""
+RAYLET_WATCH_S = 0.05
 OURS = ("RAY_", "PYTHONBREAKPOINT")
 """Variables of the raylet that are not for engines."""
 
@@ -42,6 +45,8 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     reports: tuple[tuple[int, WorkerReport], ...]
     """Numbered, oldest first, until a later poll says that they have arrived."""
     problem: str = ""
+    busy: Mapping[int, float] = {}
+    """The share in use of GPUs, of those that the poll has asked for."""
 
 
 class NodeOpened(msgspec.Struct, frozen=True):
@@ -55,11 +60,16 @@ class NodeOpened(msgspec.Struct, frozen=True):
 class NodeAgent:
     """Made by the plane, once per node; every plane that comes later finds it by its name."""
 
-    def __init__(self, name: str, folder: str, host: str, stop_grace_s: float) -> None:
-        """`folder`: for socket and logs. `host`: where engines listen."""
+    def __init__(
+        self, name: str, folder: str, host: str, stop_grace_s: float, drivers: GpuDrivers | None = None
+    ) -> None:
+        """`folder`: for socket and logs. `host`: where engines listen. `drivers`: of GPUs; default: the installed
+        ones."""
         self._name, self._folder, self._host = name, Path(folder).expanduser(), host
         self._gateway = self._folder / "gateway"
         """A file with the address that replicas call."""
+        self._memory: NodeMemory | None = None
+        self._gpus = GpuUsage(drivers)
         self._stop_grace_s = stop_grace_s
         self._epoch = 0
         self._processes: Processes | None = None
@@ -69,10 +79,16 @@ class NodeAgent:
         self._came = asyncio.Event()
 
     async def open(
-        self, epoch: int, known: Sequence[StoredProcess], keep: Collection[str] | None, gateway: str = ""
+        self,
+        epoch: int,
+        known: Sequence[StoredProcess],
+        keep: Collection[str] | None,
+        gateway: str = "",
+        secret: str = "",
     ) -> NodeOpened:
         """Begin to serve a plane. `known`: what it believes to run here. `keep`: of what runs, everything else is
-        killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it."""
+        killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it. `secret`: what
+        they know."""
         self._check(epoch)
         async with self._opening:
             if self._processes is None:
@@ -80,21 +96,26 @@ class NodeAgent:
                 tasks, terms = Tasks(asyncio.get_running_loop()), SupervisorTerms(0.0, self._stop_grace_s, leased=True)
                 processes = Processes(self._folder, self._report, tasks, terms, self._host, _environment())
                 await processes.open(known)
+                self._memory = NodeMemory(self._folder, self._name, self._host)
+                await self._memory.open(is_used=bool(processes.table.known))
+                tasks.every("shared memory sweep", SWEEP_S, self._memory.sweep)
                 self._processes = processes
                 tasks.keep("raylet watch", _end_with_raylet)
         processes = self._ready(epoch)
-        unfinished = self._gateway.with_suffix(".new")
-        unfinished.write_text(gateway, encoding="ascii")
-        unfinished.replace(self._gateway)
+        replace_text(self._gateway, gateway)
+        assert self._memory is not None, "it was opened with the processes"
+        self._memory.secret = secret.encode()
         self._reports.clear()
         there = tuple(one for one in processes.table.known.values() if keep is None or one.id in keep)
         for one in [one for one in processes.table.known if keep is not None and one not in keep]:
             processes.stop(one, kill=True)
         return NodeOpened(there, await self.look(epoch), sys.executable, os.getpid())
 
-    async def poll(self, epoch: int, stamp: float | None, lease_s: float, after: int | None) -> NodeAnswer:
+    async def poll(
+        self, epoch: int, stamp: float | None, lease_s: float, after: int | None, gpus: Sequence[Gpu] = ()
+    ) -> NodeAnswer:
         """Renew the lease and fetch reports. `stamp`: of an earlier answer. `after`: the last report that has arrived;
-        None: only renew."""
+        None: only renew. `gpus`: those whose use is wanted."""
         processes = self._ready(epoch)
         if stamp is not None:
             processes.renewal = {"ask": "renew", "epoch": epoch, "stamp": stamp, "lease_s": lease_s}
@@ -106,8 +127,9 @@ class NodeAgent:
                 self._came.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._came.wait(), POLL_S)
+        busy = await self._gpus.measured(gpus) if gpus else {}
         self._check(epoch)
-        return NodeAnswer(now(), tuple(self._reports) if after is not None else (), processes.problem)
+        return NodeAnswer(now(), tuple(self._reports) if after is not None else (), processes.problem, busy)
 
     async def reserve(self, epoch: int, instance_id: str) -> int:
         """A port for an instance."""
@@ -116,8 +138,11 @@ class NodeAgent:
     async def start(self, epoch: int, start: ProcessStart, python: str) -> None:
         """`python`: of the plane; programs that run with it run with that of this node."""
         argv = (sys.executable, *start.argv[1:]) if start.argv[0] == python else start.argv
-        env = {**start.env, "POINTSMAN_GATEWAY": str(self._gateway)}
-        self._ready(epoch).start(msgspec.structs.replace(start, argv=argv, env=env))
+        processes = self._ready(epoch)
+        assert self._memory is not None, "it was opened with the processes"
+        env = {**start.env, "POINTSMAN_GATEWAY": str(self._gateway), "POINTSMAN_HOST": self._host}
+        env |= self._memory.environment
+        processes.start(msgspec.structs.replace(start, argv=argv, env=env))
 
     async def stop(self, epoch: int, instance_id: str, kill: bool) -> None:
         self._ready(epoch).stop(instance_id, kill=kill)
@@ -137,6 +162,9 @@ class NodeAgent:
         if self._processes is not None:
             await self._processes.close()
             self._processes = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def _check(self, epoch: int) -> None:
         if epoch < self._epoch:
@@ -159,7 +187,7 @@ async def _end_with_raylet() -> None:
     """Exit when the raylet is gone: Ray may leave its actors behind. Engines end with their lease."""
     raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
     while not raylet or os.getppid() == raylet:
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(RAYLET_WATCH_S)
     os._exit(1)
 
 

@@ -6,35 +6,40 @@ import socket
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
 from pointsman.config.plan import PointsmanPlan
-from pointsman.control import InstanceStatus
+from pointsman.control import InstanceStatus, Phase
 from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, LaunchFailed
 from pointsman.engines import LaunchSpec
-from pointsman.errors import PointsmanError
-from pointsman.placement.asks import Place
+from pointsman.errors import NotStored, PointsmanError
+from pointsman.runtimes.gateways import is_gateway
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
+from pointsman.runtimes.machine.gpu_usage import GPU_IDLE_S, VENDORS
 from pointsman.runtimes.machine.launches import Launches
 from pointsman.runtimes.machine.processes import InstanceEnded, WorkerReport
 from pointsman.runtimes.machine.state_directory import SOCKET, AdminSocket, Lock, check_state
 from pointsman.runtimes.machine.store import SqliteDocuments, SqliteTargets, SqliteUsage, Store, StoredProcess
 from pointsman.runtimes.probes import HttpProbes
-from pointsman.runtimes.ray.cluster import NoAnswer, NotBooked, RayCluster, RaySettings
+from pointsman.runtimes.ray.cluster import NoAnswer, NotBooked, RayCluster
 from pointsman.runtimes.ray.links import Authority, NodeLink, NodeLinks
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
+from pointsman.wire import FilesOfNodes
 
 LEFT = "cluster.sqlite"
 """What a plane leaves in its folder when it ends everything, for a cluster that knows nothing."""
 ADOPT_S = 15.0
 """How long a plane that starts waits for its nodes; one that answers later joins then."""
 SAVE_S = 5.0
+PUSH_RETRY_S = 1.0
+NO_WORKER = "no worker answers now"
 
 
 class ClusterState:
@@ -45,7 +50,8 @@ class ClusterState:
         self.problem = ""
         self._cluster, self._authority = cluster, authority
         self._number = 0
-        self._saved = 0
+        """Of the last image. The keeper ignores one that a later one has overtaken."""
+        self._is_pushing = False
         self._changed = asyncio.Event()
         self.store.behind.written = self._changed.set
         self.store.documents.push = self._push_now
@@ -54,27 +60,34 @@ class ClusterState:
 
     @property
     def unsaved(self) -> int:
-        return int(self._changed.is_set())
+        return int(self._changed.is_set() or self._is_pushing)
 
     async def push(self) -> None:
         """Send the image whenever something has changed, for ever."""
         while True:
             await self._changed.wait()
-            self._changed.clear()
+            self._changed.clear()  # before the image is taken: what is written meanwhile is sent after it
+            self._is_pushing = True
             try:
                 await self.push_once()
                 self.problem = ""
             except PointsmanError as error:
                 self._changed.set()
                 self.problem = f"the state is not stored: {error}; changes wait"
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PUSH_RETRY_S)
+            finally:
+                self._is_pushing = False
 
     async def push_once(self) -> None:
         authority, image = self._authority, self.store.image()
         await authority.ask("save", authority.epoch, self._next(), image, authority.gateway, limit_s=SAVE_S)
 
     def _push_now(self) -> None:
-        self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
+        try:
+            self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
+        except NotStored:
+            self._changed.set()  # it may have arrived late: send what is in force all the same
+            raise
 
     def _next(self) -> int:
         self._number += 1
@@ -82,22 +95,15 @@ class ClusterState:
 
 
 class ClusterReplicas:
-    """`ReplicaAccess` and `SharedMemory` of the interface: values go through calls, as replicas may be anywhere."""
+    """`ReplicaAccess` of the interface. Nodes tell their replicas where gateway and shared memory are."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
-
-    @property
-    def memory(self) -> "ClusterReplicas":
-        return self
+        self.memory = FilesOfNodes(secret)
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
         environment = {"POINTSMAN_SECRET": self.secret, "POINTSMAN_USER_CONFIG": user_config.decode()}
         return msgspec.structs.replace(launch, env={**launch.env, **environment})
-
-    def remove(self, names: Iterable[str]) -> None: ...
-
-    def remove_older_than(self, age_s: float) -> None: ...
 
 
 class ClusterListener(AdminSocket):
@@ -138,38 +144,75 @@ class ClusterListener(AdminSocket):
             self._bound.close()
 
 
-class UnmeasuredGpus:
-    """`GpuMeter` of the interface: how busy the GPUs of other machines are is not known yet."""
+class NodeGpus:
+    """`GpuMeter` of the interface: nodes measure while a scaling policy wants to know, and answer with their polls."""
 
-    async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None: ...
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.links: Mapping[str, NodeLink] = {}
+        """By worker."""
+        self._clock = clock
+        self._asked_at: dict[str, float] = {}
+        """By deployment: when its policy last wanted to know."""
+
+    async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
+        """Nodes measure with each poll, as long as this is called; the next call of a policy has the numbers."""
+        now = self._clock()
+        self._asked_at |= dict.fromkeys(deployments, now)
+        self._asked_at = {name: at for name, at in self._asked_at.items() if now - at < GPU_IDLE_S}
+        wanted = {gpu for one in instances if one.deployment in self._asked_at for gpu in _gpus_of(one)}
+        for name, link in self.links.items():
+            there = () if link.worker is None or link.last_node is None else link.last_node.worker(link.worker).gpus
+            link.wanted_gpus = tuple(gpu for gpu in there if gpu.vendor in VENDORS and (name, gpu.index) in wanted)
 
     def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
-        return None
+        each = [self._busy(one) for one in instances if one.deployment in deployments]
+        shares = [fmean(some) for some in each if some]
+        return fmean(shares) if shares else None
 
-    def close(self) -> None: ...
+    def _busy(self, instance: InstanceStatus) -> list[float]:
+        known = [(self.links[worker].busy, index) for worker, index in _gpus_of(instance) if worker in self.links]
+        return [busy[index] for busy, index in known if index in busy]
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.wanted_gpus = ()
+
+
+def _gpus_of(instance: InstanceStatus) -> list[tuple[str, int]]:
+    """(worker, index) of its GPUs; none while it starts, because loading a model is not load."""
+    if instance.place is None or instance.phase is not Phase.READY:
+        return []
+    return list(instance.place.gpus)
 
 
 class NodeStarts:
     """Orders, carried out on nodes: a place is booked with Ray, a port chosen, and the process started."""
 
-    def __init__(self, launches: Launches, cluster: RayCluster, tell: Tell, tasks: Tasks) -> None:
+    def __init__(self, launches: Launches, cluster: RayCluster, authority: Authority, tell: Tell, tasks: Tasks) -> None:
         self.nodes: NodeLinks
         """Set before anything is started."""
-        self._launches, self._cluster, self._tell, self._tasks = launches, cluster, tell, tasks
+        self._launches, self._cluster, self._authority = launches, cluster, authority
+        self._tell, self._tasks = tell, tasks
         self._under_way: dict[str, Timer] = {}
         """Those that are not known to a node yet."""
 
     def launch(self, order: ProcessOrder) -> None:
-        name, place = order.instance_id, order.place
-        link = self._link_for(place)
+        name = order.instance_id
+        link = self._link_for(order)
         if link is None:
-            self._tell(LaunchFailed(name, "no worker answers now", "workers"))
+            known = ", ".join(sorted(one.name for one in self.nodes.up()))
+            why = f"the worker {order.worker} does not answer; those that do: {known}" if order.worker else NO_WORKER
+            self._tell(LaunchFailed(name, why, "workers"))
             return
         link.instances.add(name)
         self._under_way[name] = self._tasks.complete("launches", lambda: self._launch(order, link))
 
     async def _launch(self, order: ProcessOrder, link: NodeLink) -> None:
         name = order.instance_id
+        await self._authority.certain()
+        if name not in link.instances:
+            del self._under_way[name]
+            return  # its worker was lost meanwhile, which was told
         try:
             if order.place is not None:
                 nodes = {one.name: one.last_node for one in self.nodes.links.values() if one.last_node is not None}
@@ -177,6 +220,8 @@ class NodeStarts:
             assert link.last_node is not None, "it has answered"
             port = await link.ask("reserve", name)
             start = self._launches.prepare(order, link.last_node.host, port, link.name)
+            if start is not None and is_gateway(name):
+                start = msgspec.structs.replace(start, outlives_s=self._cluster.settings.orphan_grace_s)
             if start is not None:
                 del self._under_way[name]
                 await link.ask("start", start, sys.executable)
@@ -193,19 +238,26 @@ class NodeStarts:
         link.instances.discard(name)
         self._unbook(name)
 
-    def _link_for(self, place: Place | None) -> NodeLink | None:
+    def _link_for(self, order: ProcessOrder) -> NodeLink | None:
         """Where an instance goes; anywhere is where the fewest run."""
         up = self.nodes.up()
-        if place is not None:
-            return next((one for one in up if one.name == place.workers[0]), None)
+        worker = order.worker if order.place is None else order.place.workers[0]
+        if worker:
+            return next((one for one in up if one.name == worker), None)
         return min(up, key=lambda one: (len(one.instances), one.name), default=None)
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
         link = self.nodes.of(instance_id)
-        if link is None:
+        if self._authority.outruled:
+            self._launches.take_in(InstanceEnded(id=instance_id, why="another plane has taken it over"))
+        elif link is None:
             self.reported(InstanceEnded(id=instance_id, why="it has no process"))
         elif instance_id not in self._under_way:  # else the controller says it again once it runs
-            self._tasks.complete("signals", lambda: link.stop(instance_id, kill=kill))
+            self._tasks.complete("signals", lambda: self._stop(link, instance_id, kill))
+
+    async def _stop(self, link: NodeLink, instance_id: str, kill: bool) -> None:
+        await self._authority.certain()
+        await link.stop(instance_id, kill=kill)
 
     def reported(self, report: WorkerReport) -> None:
         """A node has reported."""
@@ -221,7 +273,8 @@ class NodeStarts:
             one.cancel()
 
     def _unbook(self, instance_id: str) -> None:
-        self._tasks.complete("bookings", lambda: self._cluster.bookings.free(instance_id))
+        if not self._authority.outruled:
+            self._tasks.complete("bookings", lambda: self._cluster.bookings.free(instance_id))
 
 
 class RayRuntime:
@@ -239,16 +292,21 @@ class RayRuntime:
     _starts: NodeStarts
 
     def __init__(
-        self, folder: Path | None, settings: RaySettings, *, scrape_interval_s: float = 0.5, tasks: Tasks | None = None
+        self,
+        folder: Path | None,
+        cluster: RayCluster,
+        *,
+        scrape_interval_s: float = 0.5,
+        tasks: Tasks | None = None,
     ) -> None:
-        """`folder`: for the admin socket of this plane."""
+        """`folder`: for the admin socket of this plane. `cluster`: not connected yet."""
         loop = asyncio.get_running_loop()
         self.clock = LoopClock(loop)
         self.tasks = tasks or Tasks(loop)
-        self.gpus = UnmeasuredGpus()
+        self.gpus = NodeGpus(self.clock.now)
         self._folder = Path(tempfile.mkdtemp(prefix="pointsman-")) if folder is None else folder.absolute()
         self.admin = ClusterListener(self._folder / SOCKET)
-        self.cluster = RayCluster(settings)
+        self.cluster = cluster
         self.authority = Authority(self.cluster, f"{socket.gethostname()}, pid {os.getpid()}", self.tasks)
         self._scrape_interval_s = scrape_interval_s
         self._tell: Tell | None = None
@@ -284,10 +342,13 @@ class RayRuntime:
 
         self.probes = HttpProbes(tell, load, self.clock, self.tasks, self._scrape_interval_s)
         self._launches = Launches(self._state.store.processes, told, self.tasks)
-        self._starts = NodeStarts(self._launches, self.cluster, told, self.tasks)
+        self._starts = NodeStarts(self._launches, self.cluster, self.authority, told, self.tasks)
         self._nodes = self._starts.nodes = NodeLinks(
             self.cluster, self.authority, self._starts.reported, told, self.tasks
         )
+        self.gpus.links = self._nodes.links
+        self.probes.is_out_of_reach = self._nodes.is_out_of_reach
+        self._nodes.heard_again = self.probes.back_in_reach
         self._nodes.see = lambda worker: _as_in_manifest(worker, self._plan)
         left: defaultdict[str, list[StoredProcess]] = defaultdict(list)
         for one in self._launches.stored:
@@ -302,8 +363,10 @@ class RayRuntime:
             _, late = await asyncio.wait(answers, timeout=ADOPT_S)
             for answer in late:
                 answer.cancel()
+        self._nodes.adopt = False
         for link in links:
             link.adopts = False
+        await self.cluster.bookings.keep({one for link in links for one in link.instances})
         adopted = self._launches.adopt(one for link in links for one in link.running)
         self._background.append(self.tasks.keep("cluster nodes", self._nodes.watch))
         return adopted
@@ -363,13 +426,14 @@ class RayRuntime:
             self._starts.cancel()
             self.probes.close()
             await self._nodes.close()
-            for process in self._launches.all():
-                await self.cluster.bookings.free(process.id)
+            if not self.authority.outruled:
+                await self.cluster.bookings.keep(())
             self._launches.adopt(())
         try:
             _leave_behind(self._folder / LEFT, self._state.store.image())
-            await self._state.push_once()
-            await self.authority.leave()
+            if not self.authority.outruled:
+                await self._state.push_once()
+                await self.authority.leave()
         except (OSError, PointsmanError) as error:
             self.tasks.failed("cluster state", error)
         self._state.store.close()
@@ -402,9 +466,15 @@ def _leave_behind(file: Path, image: bytes) -> None:
 
 
 def _facts(link: NodeLink) -> dict[str, Any]:
-    facts = {"name": link.name, "answers": link.is_up, "instances": len(link.instances)}
+    instances = [one for one in link.instances if not is_gateway(one)]
+    facts = {"name": link.name, "answers": link.is_up, "instances": len(instances)}
     if link.worker is None or link.last_node is None:
         return facts
     worker = link.last_node.worker(link.worker)
     size = {"cpus": worker.cpus, "memory_bytes": worker.memory_bytes, "gpus": len(worker.gpus)}
-    return {**facts, "host": link.last_node.host, **size, "labels": dict(worker.labels)}
+    use = [
+        {"index": one.index, "memory_bytes": one.memory_bytes, "used_bytes": one.used_bytes}
+        | ({"busy": link.busy[one.index]} if one.index in link.busy else {})
+        for one in worker.gpus
+    ]
+    return {**facts, "host": link.last_node.host, **size, "labels": dict(worker.labels), "gpu_use": use}

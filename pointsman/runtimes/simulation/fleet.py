@@ -38,7 +38,7 @@ class ProcessInstances(SimulatedProcesses):
 
 
 class SimulatedFleet:
-    """A controller on virtual time: `apply` what is wanted, `run_until` a time, and look what has become of it."""
+    """A controller on virtual time: `apply` a desired state, `run_until` a time, and look at the instances."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class SimulatedFleet:
         return MappingProxyType(self._serving.instances)
 
     def instances(self) -> list[InstanceStatus]:
-        """All that are not gone, by deployment and id."""
+        """All instances that are not gone, by deployment and id."""
         return self._control.controller.instances()
 
     def apply(self, desired: Desired) -> None:

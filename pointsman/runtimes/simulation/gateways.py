@@ -1,11 +1,13 @@
 """Several gateways of one plane on virtual time: the product's two ends of the link, and messages that take a while."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pointsman.config.plan import DeploymentPlan
 from pointsman.routing.routes import DispatcherSettings
-from pointsman.runtimes.gateways import LinkedGateway, SharedTraffic, gateway_names
+from pointsman.runtimes.gateway_processes import gateway_places
+from pointsman.runtimes.gateways import LinkedGateway, SharedTraffic
 from pointsman.runtimes.link import BEAT_S, SHARE_S, GatewayMessage, LinkReport, PlaneMessage
 from pointsman.runtimes.linked import LinkedTraffic
 from pointsman.runtimes.serving import LocalTraffic
@@ -29,15 +31,17 @@ class SimulatedGateway:
         shared: SharedTraffic,
     ) -> None:
         self.traffic = Traffic(clock, engines, settings)
-        self.traffic.hooks.gone = engines.forget
+        self.traffic.hooks.gone = partial(engines.forget, self.traffic.hooks)
         self.is_cut_off = False
-        """Nothing is heard from it, and it hears nothing."""
+        """Whether it is cut off from the plane, in both directions."""
         self.linked = LinkedTraffic(self.traffic, clock, self._tell)
         self._member = LinkedGateway(name)
         self._member.process = name
         self._shared = shared
         self._clock = clock
         self._reported_at = 0.0
+        self._reports = False
+        """Whether it reports at intervals."""
         shared.group.members[name] = self._member
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
@@ -45,19 +49,21 @@ class SimulatedGateway:
         self.linked.observe()
 
     def connect(self) -> None:
-        """From now on it follows the plane."""
+        """Follow the plane from now on."""
         self.is_cut_off = False
         self.linked.connected()
         self._shared.connected(self._member, self._send)
-        self._report()
+        if not self._reports:
+            self._reports = True
+            self._report()
 
     def cut_off(self) -> None:
-        """Its link breaks; it lives on."""
+        """Break its link; it lives on."""
         self.is_cut_off = True
         self._member.send = None
 
     def end(self) -> None:
-        """Its process ends. What it had in flight is not simulated any further."""
+        """End its process. What it had in flight is not simulated any further."""
         self.cut_off()
         self._shared.ended(self._member)
 
@@ -87,18 +93,18 @@ class SimulatedGateway:
 
 
 class SimulatedGateways:
-    """Some gateways before one plane."""
+    """The gateways of one plane."""
 
     def __init__(
         self, number: int, clock: VirtualClock, engines: SimulatedEngines, settings: DispatcherSettings, local: Traffic
     ) -> None:
         self.shared = SharedTraffic(LocalTraffic(local), clock)
-        self.each = [SimulatedGateway(name, clock, engines, settings, self.shared) for name in gateway_names(number)]
+        self.each = [SimulatedGateway(name, clock, engines, settings, self.shared) for name in gateway_places(number)]
         self._clock = clock
         self._beat()
 
     def configure(self, plans: Callable[[], Sequence[DeploymentPlan]]) -> None:
-        """Put plans in force, which are built for each of them: plugins remember what they were sent."""
+        """Put plans in force, which are built for each gateway, because plugins have state."""
         for one in self.each:
             one.configure(plans())
 

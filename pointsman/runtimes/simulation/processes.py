@@ -1,8 +1,8 @@
 """Processes on virtual time: they start, answer probes, stop, crash, and are lost with their workers."""
 
-import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -23,15 +23,21 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.runtimes.interface import Clock, Tell
 from pointsman.types import Worker
 
-# Virtual time: it stands still while something happens, and jumps to the next thing that is due.
+# Virtual time stands still while something happens, and jumps to the next event.
 
 
 class VirtualTimer:
+    """A call that is due at some time, unless it is cancelled."""
+
     __slots__ = ("args", "call")
 
     def __init__(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         self.call: Callable[..., None] | None = call
         self.args = args
+
+    def __call__(self) -> None:
+        if self.call is not None:
+            self.call(*self.args)
 
     def cancel(self) -> None:
         self.call = None
@@ -42,16 +48,21 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._due: list[tuple[float, int, VirtualTimer]] = []
+        self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         """A heap; the number keeps calls of one time in order."""
         self._order = count()
+        self._halted = False
 
     def now(self) -> float:
         return self._now
 
+    def schedule(self, at: float, call: Callable[..., None], *args: Any) -> None:
+        """The same as `call_at` for calls that are never cancelled, which are most."""
+        heappush(self._due, (at if at > self._now else self._now, next(self._order), call, args))
+
     def call_at(self, at: float, call: Callable[..., None], *args: Any) -> VirtualTimer:
         timer = VirtualTimer(call, args)
-        heapq.heappush(self._due, (max(at, self._now), next(self._order), timer))
+        self.schedule(at, timer)
         return timer
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> VirtualTimer:
@@ -62,16 +73,28 @@ class VirtualClock:
         if not self._now <= time < math.inf:  # probes never end
             raise PointsmanError(f"it is {self._now:g} s now: time runs forward, to an end, and not to {time:g} s")
         while self._due and self._due[0][0] <= time:
-            self._now, _, timer = heapq.heappop(self._due)
-            if timer.call is not None:
-                timer.call(*timer.args)
+            self.run_on(time)
         self._now = time
+
+    def run_on(self, time: float) -> None:
+        """Let everything happen that is due until then, or until something that happens calls `halt`."""
+        self._halted = False
+        due = self._due
+        while due and due[0][0] <= time:
+            self._now, _, call, args = heappop(due)
+            call(*args)
+            if self._halted:
+                return
+
+    def halt(self) -> None:
+        """Let nothing more happen for now."""
+        self._halted = True
 
 
 Seconds: TypeAlias = float | Callable[[str], float]
-"""The same for every instance, or by its id."""
+"""Seconds: the same for every instance, or by its id."""
 PORT = 8000
-"""Of every process: no connection is ever made to it."""
+"""The port of every process, to which no connection is ever made."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -87,17 +110,72 @@ class SimulatedProcess(msgspec.Struct, eq=False):
 
     launch: Launch
     pid: int = 0
-    """0 until it runs. Before that, no signal reaches it."""
+    """0 until it runs; before that, no signal reaches it."""
     ready_at: float = math.inf
-    """From then on it answers."""
+    """When it begins to answer."""
+    hangs: bool = False
+    """Whether it runs without answering."""
 
     @property
     def host(self) -> str:
         return self.launch.place.workers[0] if self.launch.place else "localhost"
 
 
+class SimulatedHealth:
+    """How processes answer probes."""
+
+    def __init__(self, clock: Clock, tell: Tell, processes: Mapping[str, SimulatedProcess], holds: bool) -> None:
+        """`holds`: answer a health probe only when something about the process changes. Until then the answer is known,
+        and delivering it repeatedly would take most of the time of a simulation."""
+        self._clock, self._tell, self._processes = clock, tell, processes
+        self._holds = holds
+        self._probes: dict[str, Probe] = {}
+        """Probes that are not answered yet."""
+
+    def probe(self, command: Probe) -> None:
+        self._probes[command.instance_id] = command
+        process = self._processes.get(command.instance_id)
+        if command.readiness or not self._holds or (process is not None and process.hangs):
+            self._clock.call_soon(self._answer, command)
+
+    def hang(self, instance_id: str) -> None:
+        """Let a process answer nothing from now on, until `go_on`."""
+        self._processes[instance_id].hangs = True
+        held = self._probes.get(instance_id)
+        if held is not None and not held.readiness:
+            self.forget(instance_id)
+            self._tell(Answered(instance_id, readiness=False))
+
+    def go_on(self, instance_id: str) -> None:
+        process = self._processes.get(instance_id)
+        if process is not None:
+            process.hangs = False
+
+    def forget(self, instance_id: str) -> None:
+        """Its process is gone."""
+        self._probes.pop(instance_id, None)
+
+    def _answer(self, probe: Probe) -> None:
+        """Answer a probe. A server that the plane did not start always answers."""
+        name = probe.instance_id
+        if self._probes.get(name) is not probe:
+            return  # another took its place, or its process is gone
+        process = self._processes.get(name)
+        if process is not None and process.hangs:
+            self._clock.call_at(self._clock.now() + probe.timeout_s, self._time_out, probe)
+            return
+        self.forget(name)
+        is_ready = process is None or process.ready_at <= self._clock.now()
+        self._tell(Answered(name, probe.readiness) if is_ready else Silent(name, "it does not listen yet"))
+
+    def _time_out(self, probe: Probe) -> None:
+        if self._probes.get(probe.instance_id) is probe:
+            self.forget(probe.instance_id)
+            self._tell(Silent(probe.instance_id, f"no answer in {probe.timeout_s:g} s"))
+
+
 class SimulatedProcesses:
-    """What `Instances` of a control loop stand on, without engines."""
+    """The processes below the `Instances` of a control loop, without engines."""
 
     def __init__(
         self,
@@ -108,16 +186,18 @@ class SimulatedProcesses:
         stop_s: float = 0.0,
         fails: Callable[[Launch], Failure | None] | None = None,
         ended: Callable[[str], None] | None = None,
+        holds_probes: bool = False,
     ) -> None:
         """`start_up_s`: from launch to the first completion. `stop_s`: from SIGTERM to the end; SIGKILL takes no time.
-        `fails` is asked at each launch. `ended` is called with the instance of a process before its end is told."""
+        `fails` is called at each launch. `ended` is called with the instance of a process before its end is told.
+        `holds_probes`: see `SimulatedHealth`."""
         self._clock, self._tell = clock, tell
         self._start_up_s, self._stop_s = start_up_s, stop_s
         self._fails, self._ended = fails, ended
         self._processes: dict[str, SimulatedProcess] = {}
         self._pids = count(1)
-        self._probes: dict[str, Probe] = {}
-        """Those that are not answered yet."""
+        self.health = SimulatedHealth(clock, tell, self._processes, holds_probes)
+        self.probe = self.health.probe
 
     def all(self) -> list[SimulatedProcess]:
         return list(self._processes.values())
@@ -135,13 +215,9 @@ class SimulatedProcesses:
         process = self._processes.get(instance_id)
         if process is None:
             self._tell(Exited(instance_id, "it has no process"))
-        elif process.pid:  # else the controller says it again once it runs
+        elif process.pid:  # otherwise the controller repeats it once the process runs
             after_s, why = (0.0, "killed by SIGKILL") if kill else (self._stop_s, "killed by SIGTERM")
             self._clock.call_at(self._clock.now() + after_s, self._end, process, why)
-
-    def probe(self, command: Probe) -> None:
-        self._probes[command.instance_id] = command
-        self._clock.call_soon(self._answer, command)
 
     def crash(self, instance_id: str, why: str = "killed by SIGKILL") -> None:
         if instance_id not in self._processes:
@@ -164,26 +240,16 @@ class SimulatedProcesses:
             self._clock.call_at(self._clock.now() + failure.after_s, self._end, process, failure.why)
         self._tell(Launched(name, str(process.pid), process.host, PORT))
 
-    def _answer(self, probe: Probe) -> None:
-        """A server that the plane did not start always answers."""
-        name = probe.instance_id
-        if self._probes.get(name) is not probe:
-            return  # another took its place, or its process is gone
-        del self._probes[name]
-        process = self._processes.get(name)
-        is_ready = process is None or process.ready_at <= self._clock.now()
-        self._tell(Answered(name, probe.readiness) if is_ready else Silent(name, "it does not listen yet"))
-
     def _end(self, process: SimulatedProcess, why: str) -> None:
         if self._processes.get(process.launch.instance_id) is process:  # a process ends once
             self.remove(process)
             self.tell_end(process, why)
 
     def remove(self, process: SimulatedProcess) -> None:
-        """It is gone; `tell_end` says so."""
+        """Remove a process; `tell_end` tells its end."""
         name = process.launch.instance_id
         del self._processes[name]
-        self._probes.pop(name, None)
+        self.health.forget(name)
         if self._ended is not None:
             self._ended(name)
 
@@ -203,7 +269,7 @@ class SimulatedWorkers:
         self._tell(WorkerSeen(worker))
 
     def lose(self, worker: str, why: str) -> None:
-        """A worker is gone, with every process that had a part of it."""
+        """Remove a worker, with every process that used a part of it."""
         if worker not in self._names:
             raise UnknownName("worker", worker, self._names)
         self._names.discard(worker)
@@ -211,6 +277,6 @@ class SimulatedWorkers:
         for process in lost:
             self._processes.remove(process)
         self._tell(WorkerLost(worker, why))
-        for process in lost:  # a controller that launched one anew has taken its end for granted
+        for process in lost:  # a controller that launched it again assumes that it has ended
             if self._processes.get(process.launch.instance_id) is None:
                 self._processes.tell_end(process, why)

@@ -27,7 +27,16 @@ from pointsman.runtimes.stores import StoredManifest
 from pointsman.simulator.performance import Pace
 from pointsman.types import Worker
 
-# The state of a simulated plane, in memory, and what a simulation has none of: GPU drivers, replicas, listeners.
+# The state of a simulated plane, in memory, and stand-ins for GPU drivers, replicas and listeners.
+
+
+class NoSources:
+    """`SourceStore` of the interface: a simulation loads no code of replicas."""
+
+    def save(self, document: ManifestText, packed: str) -> None: ...
+
+    def of(self, document: ManifestText) -> None:
+        return None
 
 
 class MemoryDocuments:
@@ -36,6 +45,7 @@ class MemoryDocuments:
     def __init__(self) -> None:
         self._manifests: list[StoredManifest] = []
         self._versions: dict[str, list[ManifestText]] = {}
+        self.kept = NoSources()
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -91,8 +101,12 @@ class MemoryTargets:
         self._records[name].append(record)
 
 
+SCRAPE_INTERVAL_S = 0.5
+"""Scrape interval, as on runtimes with real instances."""
+
+
 class VirtualTasks:
-    """`BackgroundTasks` of the interface: calls are repeated on virtual time, and what fails raises."""
+    """`BackgroundTasks` of the interface: calls are repeated on virtual time, and failures are raised."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -119,7 +133,7 @@ class VirtualTasks:
 
 
 class VirtualRepetition:
-    """A call that is made over and over on virtual time."""
+    """A call that is repeated on virtual time."""
 
     def __init__(self, clock: VirtualClock, interval_s: float, call: Callable[[], None]) -> None:
         self._clock, self._interval_s, self._call = clock, interval_s, call
@@ -199,18 +213,21 @@ class SimulatedRuntime:
         workers: Iterable[Worker] = (),
         *,
         pace: Callable[[ProcessOrder], Pace],
-        scrape_interval_s: float = 0.5,
+        scrape_interval_s: float | None = SCRAPE_INTERVAL_S,
         scrape_delay_s: float = 0.01,
         **processes: Any,
     ) -> None:
-        """`pace`: how fast the engine of a process is. `scrape_delay_s`: from the reading of metrics until they are
-        known. `processes`: see `SimulatedProcesses`."""
+        """`pace` returns the pace of a process's engine. `scrape_interval_s`: by default that of a plane; None: metrics
+        are never read. `scrape_delay_s`: from the reading of metrics until they are known. `processes`: see
+        `SimulatedProcesses`."""
         self.clock = clock
         self.tasks = VirtualTasks(clock)
         self.engines = engines
-        self.processes = SimulatedProcesses(clock, lambda event: self._tell(event), ended=engines.end, **processes)
+        self.processes = SimulatedProcesses(
+            clock, lambda event: self._tell(event), ended=engines.end, holds_probes=True, **processes
+        )
         self.probes = SimulatedProbes(
-            clock, self.processes, engines, scrape_interval_s, scrape_delay_s, lambda *told: self._load.measured(*told)
+            clock, self.processes, engines, scrape_interval_s, scrape_delay_s, lambda *told: self._load.surveyed(*told)
         )
         self.documents = MemoryDocuments()
         self.targets = MemoryTargets()
@@ -266,21 +283,25 @@ class SimulatedRuntime:
 
 
 class SimulatedProbes:
-    """`Probes` of the interface: processes answer by themselves, and engines are read with a delay."""
+    """`Probes` of the interface: processes answer by themselves, and engines are read at intervals, with a delay."""
 
     def __init__(
         self,
         clock: VirtualClock,
         processes: SimulatedProcesses,
         engines: SimulatedEngines,
-        interval_s: float,
+        interval_s: float | None,
         delay_s: float,
-        measured: Callable[[str, str, Metrics, None], None],
+        surveyed: Callable[[str, Sequence[tuple[str, Metrics]]], None],
     ) -> None:
         self._clock, self._processes, self._engines = clock, processes, engines
         self._interval_s, self._delay_s = interval_s, delay_s
-        self._measured = measured
-        self._scrapes: dict[str, VirtualTimer] = {}
+        self._surveyed = surveyed
+        self._followed: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        """Deployment -> instances, in the order in which they came."""
+        self.unreadable: set[str] = set()
+        """Instances whose metrics cannot be read."""
+        self._timer: VirtualTimer | None = None
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
@@ -288,12 +309,15 @@ class SimulatedProbes:
         self._processes.probe(Probe(instance_id, readiness, timeout_s))
 
     def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
-        self._scrapes[instance_id] = self._clock.call_soon(self._scrape, deployment, instance_id)
+        self._followed[deployment][instance_id] = None
+        if self._timer is None and self._interval_s is not None:
+            self._timer = self._clock.call_soon(self._scrape)
 
     def unfollow(self, instance_id: str) -> None:
-        timer = self._scrapes.pop(instance_id, None)
-        if timer is not None:
-            timer.cancel()
+        for deployment, followed in list(self._followed.items()):
+            followed.pop(instance_id, None)
+            if not followed:
+                del self._followed[deployment]
 
     def stir(self, instance_id: str) -> None:
         """All instances are read at the same interval."""
@@ -302,14 +326,20 @@ class SimulatedProbes:
         return []
 
     def close(self) -> None:
-        for instance_id in list(self._scrapes):
-            self.unfollow(instance_id)
+        self._followed.clear()
 
-    def _scrape(self, deployment: str, instance_id: str) -> None:
-        now, metrics = self._clock.now(), self._engines.of(instance_id).metrics()
-        self._clock.call_at(now + self._delay_s, self._deliver, deployment, instance_id, metrics)
-        self._scrapes[instance_id] = self._clock.call_at(now + self._interval_s, self._scrape, deployment, instance_id)
+    def _scrape(self) -> None:
+        """Read all engines. One that hangs is not read, so what is known about it ages."""
+        self._timer = None
+        if not self._followed or self._interval_s is None:
+            return
+        now = self._clock.now()
+        self._timer = self._clock.call_at(now + self._interval_s, self._scrape)
+        engines, unreadable = self._engines, self.unreadable
+        for deployment, followed in self._followed.items():
+            read = [(name, engines.of(name).metrics()) for name in followed if name not in unreadable]
+            self._clock.schedule(now + self._delay_s, self._deliver, deployment, read)
 
-    def _deliver(self, deployment: str, instance_id: str, metrics: Metrics) -> None:
-        if instance_id in self._scrapes:
-            self._measured(deployment, instance_id, metrics, None)
+    def _deliver(self, deployment: str, read: Sequence[tuple[str, Metrics]]) -> None:
+        if deployment in self._followed:
+            self._surveyed(deployment, read)

@@ -1,17 +1,17 @@
 """A whole plane on virtual time: `submit` requests, `run_until` a time, and read the log."""
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pointsman.config.changes import Changes
 from pointsman.config.revision import ManifestText, load_document, load_revision
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
-from pointsman.runtimes.interface import BackgroundTasks, ProcessOrder
+from pointsman.runtimes.interface import Activity, BackgroundTasks, ProcessOrder
 from pointsman.runtimes.plane import Plane
-from pointsman.runtimes.serving import LocalTraffic, PlaneTraffic
-from pointsman.runtimes.simulation.engines import LogEntry, SimulatedEngines
+from pointsman.runtimes.serving import LocalTraffic, PlaneTraffic, TrafficLoad
+from pointsman.runtimes.simulation.engines import KvTransfer, LogEntry, RequestListener, RequestLog, SimulatedEngines
 from pointsman.runtimes.simulation.gateways import SimulatedGateways
 from pointsman.runtimes.simulation.processes import PORT, VirtualClock
 from pointsman.runtimes.simulation.runtime import SimulatedRuntime
@@ -26,6 +26,31 @@ HARDWARE = "8B|h100_sxm|vllm|tp1"
 SIMULATOR = "pointsman.simulator"
 
 
+class SimulatedArrival(NamedTuple):
+    """A request that will arrive."""
+
+    at: float
+    request: RequestMetadata
+    output_tokens: int
+    hashes: Sequence[int] = ()
+    """Hashes of the blocks of its prompt."""
+    gateway: int = 0
+    """Where it arrives, if there are several."""
+
+
+class UnsparedTraffic(LocalTraffic):
+    """Traffic that spares no probes: held ones cost less, see `SimulatedProcesses.probe`."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__(traffic)
+        self.load = UnsparedLoad(traffic)
+
+
+class UnsparedLoad(TrafficLoad):
+    def activity(self, deployment: str, instance_id: str) -> Activity | None:
+        return None
+
+
 class Simulation:
     """The product's plane, dispatchers and scaling on simulated engines."""
 
@@ -37,17 +62,25 @@ class Simulation:
         pace: Callable[[ProcessOrder], Pace] | None = None,
         settings: DispatcherSettings = DEFAULT_SETTINGS,
         gateways: int = 1,
+        listener: RequestListener | None = None,
+        transfer: KvTransfer = KvTransfer(),  # noqa: B008
         **runtime: Any,
     ) -> None:
-        """`pace`: how fast the engine of a process is (default `pace_of_engine`). `settings`: with the seed.
-        `gateways`: if several, each has dispatchers of its own. `runtime`: see `SimulatedRuntime`."""
+        """`pace` returns the pace of a process's engine (default `pace_of_engine`). `settings` include the seed.
+        `gateways`: if several, each has dispatchers of its own. `listener` is called with what would be in the log,
+        which then stays empty. `transfer`: of KV between engines that prefill and those that decode. `runtime`: see
+        `SimulatedRuntime`."""
         self.clock = VirtualClock()
-        self.engines = SimulatedEngines(self.clock, _default_pace)
+        self._log = RequestLog()
+        note = self._log.note if listener is None else listener
+        self.engines = SimulatedEngines(self.clock, _default_pace, note, transfer)
+        self.engines.emptied = self._halt_if_over
         self.traffic = Traffic(self.clock, self.engines, settings)
-        self.traffic.hooks.gone = self.engines.forget
+        self.traffic.hooks.gone = partial(self.engines.forget, self.traffic.hooks)
         self.runtime = SimulatedRuntime(self.clock, self.engines, workers, pace=pace or pace_of_engine, **runtime)
         self.gateways: SimulatedGateways | None = None
-        traffic: PlaneTraffic = LocalTraffic(self.traffic)
+        self._coming: Iterator[SimulatedArrival] | None = None
+        traffic: PlaneTraffic = UnsparedTraffic(self.traffic)
         if gateways > 1:
             self.gateways = SimulatedGateways(gateways, self.clock, self.engines, settings, self.traffic)
             self.gateways.shared.configured = self._configure_gateways
@@ -60,15 +93,46 @@ class Simulation:
     @property
     def log(self) -> list[LogEntry]:
         """What became of requests, in order."""
-        return self.engines.log.entries
+        return self._log.entries
 
     def submit(
         self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = (), gateway: int = 0
     ) -> None:
-        """A request arrives now, and will be answered with so many tokens. `hashes`: of the blocks of its prompt.
+        """Let a request arrive now, to be answered with this many tokens. `hashes`: of the blocks of its prompt.
         `gateway`: where it arrives, if there are several."""
         traffic = self.traffic if self.gateways is None else self.gateways.each[gateway].traffic
         self.engines.submit(traffic.by_model[request.model_name], request, output_tokens, hashes)
+
+    def play(self, arrivals: Iterable[SimulatedArrival]) -> None:
+        """Submit requests, each at its time. They must be in the order of their times, and each is taken from the
+        iterator when the previous one has arrived."""
+        self._coming = iter(arrivals)
+        self._next(None)
+
+    def _next(self, arrival: SimulatedArrival | None) -> None:
+        if arrival is not None:
+            self.submit(arrival.request, arrival.output_tokens, arrival.hashes, arrival.gateway)
+        following = None if self._coming is None else next(self._coming, None)
+        if following is None:
+            self._coming = None
+            self._halt_if_over()
+        else:
+            self.clock.schedule(following.at, self._next, following)
+
+    def _halt_if_over(self) -> None:
+        if self.is_over:
+            self.clock.halt()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has arrived and ended."""
+        return self._coming is None and not self.engines.requests
+
+    def run(self, until: float) -> bool:
+        """Let everything happen until every request has ended, at most until then. Whether every request has ended."""
+        if not self.is_over:
+            self.clock.run_on(until)
+        return self.is_over
 
     def _configure_gateways(self) -> None:
         assert self.gateways is not None
@@ -86,7 +150,7 @@ class Simulation:
 
 
 class VirtualPolicies:
-    """Calls scaling policies when they are due on a virtual clock. A call takes no time."""
+    """Calls scaling policies when they are due on a virtual clock, where a call takes no time."""
 
     def __init__(
         self,
@@ -130,7 +194,7 @@ class VirtualPolicies:
         if invocation is not None:
             try:
                 answer = invocation.call()
-            except Exception as error:  # of the policy: the guard counts it
+            except Exception as error:  # an error of the policy: the guard handles it
                 answer = error
             self._decided(self._autoscaler.answered(invocation, answer, now), members, now)
 
@@ -141,11 +205,11 @@ def pace_of_engine(order: ProcessOrder) -> Pace:
     if SIMULATOR not in argv:
         return _default_pace()
     wanted = parser().parse_args(argv[argv.index(SIMULATOR) + 1 :])
-    return pace_of(wanted, hardware(wanted.hardware))
+    return pace_of(wanted, hardware(wanted.hardware), every_token=False)
 
 
 def _default_pace() -> Pace:
-    return ContinuousBatching(hardware(HARDWARE))
+    return ContinuousBatching(hardware(HARDWARE), every_token=False)
 
 
 def _completed(work: Coroutine[Any, Any, None]) -> None:

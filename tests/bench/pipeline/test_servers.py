@@ -38,4 +38,4 @@ def test_ray_keeps_its_files_to_its_folder(tmp_path: Path) -> None:
 
 
 def test_names_are_told_apart(tmp_path: Path) -> None:
-    assert len({server.name for server in servers(tmp_path)}) == 3
+    assert len({server.name for server in servers(tmp_path)}) == 4

@@ -15,7 +15,8 @@ from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
 from pointsman.gateway.listeners import GrpcListener
 from pointsman.gateway.pipelines.applications import Applications
-from pointsman.runtimes.local.runtime import LocalReplicaAccess, SharedFolder
+from pointsman.runtimes.local.runtime import LocalReplicaAccess
+from pointsman.runtimes.machine.memory import SharedFolder
 from pointsman.types import ExecutionInstance
 from tests.gateway.bed import LoopThread
 from tests.gateway.wire import TIMEOUT_S

@@ -6,6 +6,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any, NamedTuple
@@ -57,7 +59,6 @@ class Cluster:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     import ray
-    from ray._private.authentication_test_utils import reset_auth_token_state
 
     saved = dict(os.environ)
     # Policies of the tests are imported by replicas and proxies, too.
@@ -73,7 +74,9 @@ def cluster() -> Iterator[Cluster]:
                 assert head.stdout is not None
                 address = head.stdout.readline().strip()
                 assert address, "the cluster did not start"
-                reset_auth_token_state()  # Ray may have been imported before the token was set
+                with suppress(ModuleNotFoundError):  # versions of Ray before tokens
+                    # Ray may have been imported before the token was set.
+                    import_module("ray._private.authentication_test_utils").reset_auth_token_state()
                 ray.init(address, _node_ip_address="127.0.0.2", log_to_driver=False)
                 yield Cluster(port, address)
             finally:

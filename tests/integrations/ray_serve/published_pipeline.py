@@ -1,7 +1,5 @@
 # mypy: ignore-errors
-"""The published program of Serve Pipeline: only its imports are others, and its arguments: a file, and a runtime."""
-
-import sys
+"""The published program of Serve Pipeline; only its imports are others."""
 
 import ray
 
@@ -43,9 +41,8 @@ app.m1.set_options(num_replicas=3)
 app.ingress.set_options(num_replicas=10)
 
 # Deploy it
-app_handle = app.deploy(*sys.argv[2:])
+app_handle = app.deploy()
 assert ray.get(app_handle.remote(1, 2, 3)) == 8
 
-with open(sys.argv[1], "w") as file:
+with open("deployment.yaml", "w") as file:
     file.write(app.to_yaml())
-print("url", app_handle.url)

@@ -170,6 +170,10 @@ def raises(view: Any) -> int:
     raise ZeroDivisionError("of the scaling policy")
 
 
+def empty(view: Any) -> Any:
+    """Returns no number."""
+
+
 def sleeps(view: Any) -> int:
     time.sleep(3600)
     return 3

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -16,10 +18,17 @@ from pointsman.errors import PointsmanError
 from tests.integrations.ray_serve.conftest import Cluster
 
 pytestmark = pytest.mark.ray
-PROGRAM = Path(__file__).with_name("published_pipeline.py")
+HERE = Path(__file__).parent
+PROGRAM = HERE / "published_pipeline.py"
+OVER_HTTP = """
+from urllib.request import Request, urlopen
+
+with urlopen(Request(app_handle.url, b"[1, 2, 3]"), timeout=60) as answer:
+    assert answer.read() == b"8"
+"""
 
 
-def run(program: Path, *args: str, address: str = "") -> str:
+def run(program: Path, *args: str, address: str = "") -> None:
     done = subprocess.run(
         [sys.executable, program.name, *args],
         cwd=program.parent,
@@ -30,41 +39,38 @@ def run(program: Path, *args: str, address: str = "") -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    """The program, with fewer processes than it asks for: ten replicas of an ingress take long to start."""
-    made = tmp_path / "published.py"
-    made.write_text(PROGRAM.read_text(encoding="utf-8").replace("num_replicas=10", "num_replicas=2"), encoding="utf-8")
-    return made
-
-
-def test_the_published_program_runs_on_plain_serve(cluster: Cluster, program: Path) -> None:
+def test_the_published_program_runs_on_plain_serve(cluster: Cluster, tmp_path: Path) -> None:
     from ray import serve
 
-    run(program, "deployment.yaml", address=cluster.address)
+    run(Path(shutil.copy(PROGRAM, tmp_path / "published.py")), address=cluster.address)
     answer = cluster.ask("/published", body=b"[1, 2, 3]")
     assert (answer.status, answer.text) == (200, "8")
     deployments = serve.status().applications["published"].deployments
     replicas = {name: sum(one.replica_states.values()) for name, one in deployments.items()}
-    assert replicas == {"m1": 3, "m2": 1, "ensemble": 1, "ingress": 2}
+    assert replicas == {"m1": 3, "m2": 1, "ensemble": 1, "ingress": 10}
     cluster.delete("published")
 
 
-def test_the_published_program_runs_on_our_local_runtime(cluster: Cluster, program: Path) -> None:
-    run(program, "deployment.yaml", "local", address=cluster.address)
-    text = program.with_name("deployment.yaml").read_text(encoding="utf-8")
-    assert "replicas: 3" in text
-    assert "replicas: 2" in text
-    plane = LivePlane(program.parent)
+def test_both_programs_run_on_our_ray_runtime(cluster: Cluster, tmp_path: Path) -> None:
+    published = tmp_path / "published.py"
+    deployed_on_ray = PROGRAM.read_text(encoding="utf-8").replace("app.deploy()", 'app.deploy("ray")')
+    published.write_text(deployed_on_ray + OVER_HTTP, encoding="utf-8")
+    run(published, address=cluster.address)
+    ours = tmp_path / "ours.py"
+    ours.write_text((HERE / "our_program.py").read_text(encoding="utf-8") + indent(OVER_HTTP, "    "), encoding="utf-8")
+    run(ours, cluster.address)
+    plane = LivePlane(tmp_path)
+    plane.flags = ["--runtime", "ray", "--address", cluster.address]
     try:
         plane.up("kind: Pointsman\ngateway: {listen: '127.0.0.1:0'}\n")
-        deployed = plane.pointsman("deploy", program.with_name("deployment.yaml"))
+        deployed = plane.pointsman("deploy", tmp_path / "deployment.yaml")
         assert deployed.returncode == 0, deployed.stdout + deployed.stderr
         with urlopen(Request(f"{plane.url}/published", b"[1, 2, 3]"), timeout=60) as answer:
             assert answer.read() == b"8"
+        assert len(plane.pids("published.m1")) == 3
+        assert len(plane.pids("published.ingress")) == 10
     finally:
         plane.close()
 
@@ -98,26 +104,37 @@ def test_what_has_no_counterpart_is_refused() -> None:
         pm.from_ray_dag(3)
 
 
-def test_our_pipeline_runs_on_serve_with_its_options(cluster: Cluster) -> None:
+def test_our_program_runs_on_serve_with_its_options(cluster: Cluster) -> None:
     from ray import serve
 
-    from tests.integrations.ray_serve import our_pipeline
+    from tests.integrations.ray_serve import our_program
 
-    app = pm.build(our_pipeline.dag, name="ours", folder=Path(our_pipeline.__file__).parent)
+    app = pm.build(our_program.dag, name="ours", folder=HERE)
     app.m1.set_options(
         cpus=0.1,
         scheduling={"policy": "slo-aware"},
         scaling={"policy": "target-ongoing", "parameters": {"target": 2}, "min": 1, "max": 2},
     )
+    app.ingress.set_options(num_replicas=2)
     handle = cluster.run(app.to_ray_serve(), "ours")
     assert handle.remote(1, 2, 3).result() == 8
-    answer = cluster.ask("/ours", body=json.dumps([1, 2, 3]).encode())
+    answer = cluster.ask("/ours", body=b"[1, 2, 3]")
     assert (answer.status, answer.text) == (200, "8")
-    m1 = serve.status().applications["ours"].deployments["m1"]
-    assert m1.replica_states == {"RUNNING": 1}
-    bad = cluster.ask("/ours", body=b"[1]")
-    assert bad.status == 500
+    deployments = serve.status().applications["ours"].deployments
+    replicas = {name: one.replica_states for name, one in deployments.items()}
+    assert replicas == {name: {"RUNNING": 1} for name in ("m1", "m2", "ensemble")} | {"ingress": {"RUNNING": 2}}
+    assert cluster.ask("/ours", body=b"[1]").status == 500
     cluster.delete("ours")
+
+
+def test_nodes_call_each_other_on_serve(cluster: Cluster) -> None:
+    from tests.integrations.ray_serve import our_pipeline
+
+    app = pm.build(our_pipeline.dag, name="calling", folder=HERE)
+    assert cluster.run(app.to_ray_serve(), "calling").remote(1, 2, 3).result() == 8
+    answer = cluster.ask("/calling", body=json.dumps([1, 2, 3]).encode())
+    assert (answer.status, answer.text) == (200, "8"), "without a preprocessor, the JSON is the input"
+    cluster.delete("calling")
 
 
 def test_what_serve_cannot_run_is_refused() -> None:

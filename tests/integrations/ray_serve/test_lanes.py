@@ -178,9 +178,9 @@ async def test_the_model_of_a_request_attracts_it_and_others_can_load_it() -> No
 
 def test_what_replicas_report_becomes_metrics() -> None:
     stats = {"kv_cache_usage": 0.5, "block_size": 16, "num_blocks": "many", "other": 1, "waiting_queue_size": 3}
-    found = metrics_of(Replica(name="a", max_ongoing=1, stats=stats, models=frozenset({"m"})), 2.0)
+    found = metrics_of(Replica(name="a", max_ongoing=1, stats=stats, models=frozenset({"m"})))
     assert (found.kv_cache_usage, found.block_size, found.num_blocks) == (0.5, 16, 0)
-    assert (found.waiting_queue_size, found.running_requests_size, found.active_models) == (3.0, 2.0, frozenset({"m"}))
+    assert (found.waiting_queue_size, found.active_models) == (3.0, frozenset({"m"}))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ def scaled(name: str) -> dict[str, Any]:
     return found
 
 
+def reports(name: str, fault: str) -> None:
+    """Wait for a report. On a busy machine any policy may be too slow at times, which is reported as well."""
+    until(lambda: fault in str(scaled(name).get("problem")), f"{name} reports {fault}")
+
+
 def running(name: str) -> int:
     from ray import serve
 
@@ -30,10 +35,11 @@ def running(name: str) -> int:
 def test_missed_deadlines_scale_an_application_and_broken_policies_stop_nothing(cluster: Cluster) -> None:
     """One application after the other: a policy that fails in Serve's controller would stop the next ones."""
     from pointsman.integrations.ray_serve import pointsman_scaling
-    from tests.integrations.ray_serve.serve_apps import Overloaded, raises, sleeps
+    from tests.integrations.ray_serve.serve_apps import Overloaded, empty, raises, sleeps
     from tests.integrations.ray_serve.serve_apps import scaled as application
 
     cluster.run(application(pointsman_scaling(raises, interval_s=0.2)), "raises-scaling")
+    cluster.run(application(pointsman_scaling(empty, interval_s=0.2)), "empty-scaling")
     cluster.run(application(pointsman_scaling(sleeps, interval_s=0.2, time_limit_s=0.2)), "sleeps-scaling")
     policy = pointsman_scaling(Overloaded(), interval_s=0.5)
     cluster.run(application(policy, policy="slo-aware"), "deadlines")
@@ -53,13 +59,14 @@ def test_missed_deadlines_scale_an_application_and_broken_policies_stop_nothing(
             client.result()
     records = scaled("deadlines")["records"]
     assert [(one["before"], one["after"]) for one in records if one["after"] != one["before"]] == [(1, 2), (2, 3)]
-    raised = until(lambda: scaled("raises-scaling").get("problem"), "it is reported")
-    assert "ZeroDivisionError: of the scaling policy" in raised
-    assert "took" in until(lambda: scaled("sleeps-scaling").get("problem"), "it is reported")
-    for name in ("raises-scaling", "sleeps-scaling"):
+    reports("raises-scaling", "ZeroDivisionError: of the scaling policy")
+    reports("empty-scaling", "None")
+    reports("sleeps-scaling", "took")
+    broken = ("raises-scaling", "empty-scaling", "sleeps-scaling")
+    for name in broken:
         assert running(name) == 1
         assert cluster.ask(f"/{name}").status == 200
-    for name in ("raises-scaling", "sleeps-scaling", "deadlines"):
+    for name in (*broken, "deadlines"):
         cluster.delete(name)
 
 

@@ -26,7 +26,7 @@ def linked(*links: str, size: float = 80) -> list[Gpu]:
         (ask(100), fleet(worker("w0", 80, 60, 50, 49)), {"w0": "w0/2 w0/1"}),  # the fullest that will do
         (ask(100, arrangement=SPREAD), fleet(worker("w0", 50, 60, 80)), {"w0": "w0/2 w0/1"}),
         (ask(100), fleet(worker("w0", 80, gpu(1, 80, model="A100"))), {}),
-        (ask(100, mixed_gpus=True), fleet(worker("w0", 80, gpu(1, 80, model="A100"))), {"w0": "w0/0 w0/1"}),
+        (ask(100, mixed_gpus=True), fleet(worker("w0", 80, gpu(1, 80, model="H200"))), {"w0": "w0/0 w0/1"}),
         (ask(100), fleet(worker("w0", *linked("", "x", "", "x"))), {"w0": "w0/1 w0/3"}),
         (ask(100), fleet(worker("w0", *linked("y", "x", "x", "y"))), {"w0": "w0/0 w0/3"}),  # the first of equals
         (ask(100), fleet(worker("w0", *linked("", "x", "", ""))), {"w0": "w0/0 w0/1"}),

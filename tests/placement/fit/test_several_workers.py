@@ -33,7 +33,7 @@ def only_place(asked: Ask, where: Fleet) -> Place | None:
         (eight(), fleet(worker("w0", 20, 20, 40)), "w0/2 w0/0 w0/1", 1, (4, 2, 2)),  # also in one
         (eight(), fleet(worker("w0", 40), worker("w1", gpu(0, 40, model="A100"))), "", 1, ()),
         (
-            eight(mixed_gpus=True),
+            eight(mixed_gpus="generations"),
             fleet(worker("w0", 40), worker("w1", gpu(0, 40, model="A100"))),
             "w0/0 w1/0",
             1,

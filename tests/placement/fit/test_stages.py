@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.placement.asks import Cuts, Need
-from pointsman.placement.fit.several_workers import in_any_order, largest_first
+from pointsman.placement.fit.stages import in_any_order, largest_first
 
 
 def filled(cuts: Cuts, rooms: list[float]) -> bool:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, EngineLease, now
+from pointsman.runtimes.machine.children import now
+from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, EngineLease
 from pointsman.runtimes.machine.supervisor_link import (
     Confused,
     ProcessExited,
     ProcessFailed,
+    ProcessStarted,
     SupervisorTerms,
     open_supervisor,
 )
@@ -113,6 +115,41 @@ def test_a_supervisor_that_was_frozen_beyond_its_lease_ends_its_engines_first(st
         assert not is_alive(pid)
         await hold.link.gone.wait()
         await hold.link.process.wait()
+
+    run(story())
+
+
+def test_a_process_that_may_outlive_the_lease_does_and_another_lease_is_taken(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        renew(hold, now())
+        hold.link.start("gateway", SLEEP, dict(os.environ), "/", hold.log("gateway"), outlives_s=60.0)
+        gateway = (await hold.hear(ProcessStarted, "gateway")).pid
+        engine = await hold.start("deaf", DEAF)
+        await hold.says("deaf")
+        assert (await hold.hear(ProcessExited, "deaf")).signal == signal.SIGKILL
+        assert not is_alive(engine)
+        assert is_alive(gateway)
+        renew(hold, now(), 60.0)
+        await hold.start("deaf", SLEEP)
+        assert is_alive(gateway)
+        await hold.link.end()
+        assert not is_alive(gateway)
+
+    run(story())
+
+
+def test_what_outlives_the_lease_ends_in_its_time_and_the_supervisor_with_it(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp)
+        hold.link.start("gateway", SLEEP, dict(os.environ), "/", hold.log("gateway"), outlives_s=0.7)
+        gateway = (await hold.hear(ProcessStarted, "gateway")).pid
+        hold.link.close()
+        await hold.link.process.wait()
+        assert now() - stamp >= LEASE_S + 0.7
+        assert not is_alive(gateway)
 
     run(story())
 

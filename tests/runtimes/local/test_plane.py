@@ -102,6 +102,34 @@ def test_an_idle_instance_is_measured_less_often_and_at_once_with_a_request(
     run(story())
 
 
+def test_what_happened_to_instances_and_documents_is_an_event(state: Path) -> None:
+    async def story() -> None:
+        async with running(state, manifest(simulated(replicas=1))) as scene:
+            await scene.until_ready("m-1")
+            os.kill(scene.pids()["m-1"], signal.SIGKILL)
+            phases = scene.plane.events.phases
+            await scene.until(lambda: phases["m", "ready", ""] == 2, "ready again")
+            await scene.plane.documents.apply(manifest(simulated(replicas=0)))
+            await scene.until(lambda: not scene.instances(), "no instance")
+            events = scene.plane.events.since(0, 100)
+        assert [(one["code"], one["facts"].get("phase")) for one in events] == [
+            ("phase-changed", "starting"),
+            ("documents-changed", None),
+            ("phase-changed", "ready"),
+            ("phase-changed", "backing off"),
+            ("phase-changed", "starting"),
+            ("phase-changed", "ready"),
+            ("phase-changed", "draining"),
+            ("documents-changed", None),
+            ("phase-changed", "stopping"),
+            ("phase-changed", ""),
+        ]
+        assert events[3]["text"] == "m-1: ready -> backing off: killed by SIGKILL"
+        assert phases["m", "backing off", "exited"] == 1
+
+    run(story())
+
+
 def test_gpus_that_cannot_be_looked_at_for_want_of_descriptors_are_not_gone(state: Path) -> None:
     looked: list[float] = []
 

@@ -16,7 +16,7 @@ import pytest
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import short_path
-from pointsman.runtimes.machine import supervisor
+from pointsman.runtimes.machine import children, supervisor
 from pointsman.runtimes.machine.supervisor_link import (
     SOCKET,
     EngineProcess,
@@ -184,7 +184,7 @@ def test_a_successor_adopts_within_the_grace_time(state: Path) -> None:
         first.link.close()
         second = await Hold.of(state, grace_s=0.3)
         assert {process.id: process.pid for process in second.running} == pids
-        assert all(process.born == supervisor.born(process.pid) != "" for process in second.running)
+        assert all(process.born == children.born(process.pid) != "" for process in second.running)
         assert second.link.process.pid == first.link.process.pid
         await second.link.end()
         assert not any(map(is_alive, pids.values()))
@@ -343,7 +343,7 @@ def test_a_plane_that_sends_without_end_is_disconnected_and_the_next_is_served(s
         hold = await Hold.of(state, grace_s=30.0)
         pid = await hold.start("a", SLEEP)
         hold.link._transport.write(  # type: ignore[union-attr]
-            b"x" * (supervisor.LINE_BYTES + 2 * supervisor.PIECE)
+            b"x" * (supervisor.LINE_BYTES + 2 * children.PIECE)
         )
         await eventually(lambda: hold.lost)
         again = await Hold.of(state)
@@ -388,22 +388,22 @@ def test_a_state_directory_may_have_a_long_path(tmp_path: Path) -> None:
 
 
 def test_logs_are_bounded_and_keep_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOG_BYTES", 1000)
-    log = supervisor.Log(str(tmp_path / "a.log"))
+    monkeypatch.setattr(children, "LOG_BYTES", 1000)
+    log = children.Log(str(tmp_path / "a.log"))
     for number in range(1000):
         log.write(b"line %d\n" % number)
     log.close()
     kept = (tmp_path / "a.log.1").read_text() + (tmp_path / "a.log").read_text()
     assert len(kept) <= 2000
     assert kept.endswith("line 998\nline 999\n")
-    again = supervisor.Log(str(tmp_path / "a.log"))  # a restart goes on where the last one ended
+    again = children.Log(str(tmp_path / "a.log"))  # a restart goes on where the last one ended
     again.write(b"and on\n")
     again.close()
     assert (tmp_path / "a.log").read_text().endswith("line 999\nand on\n")
 
 
 def test_a_log_that_cannot_be_written_does_no_harm() -> None:
-    log = supervisor.Log("/nowhere/a.log")
+    log = children.Log("/nowhere/a.log")
     log.write(b"lost\n")
     log.note("lost too")
     log.close()

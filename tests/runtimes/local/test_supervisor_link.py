@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pointsman.runtimes.machine.supervisor import born
+from pointsman.runtimes.machine.children import born
 from pointsman.runtimes.machine.supervisor_link import MARK, clear, lives
 from tests.runtimes.local.processes import group, is_alive, until
 from tests.shortages import no_descriptors

@@ -1,6 +1,7 @@
 """The keeper of a cluster's state, without Ray: it is a plain object that an actor wraps."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,8 +40,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
 
 
-def made(storage: Path | None = None, orphan_grace_s: float = 60.0) -> Keeper:
-    return Keeper("" if storage is None else str(storage), orphan_grace_s, 3.0, 1.0)
+def made(storage: Path | None = None, orphan_grace_s: float = 60.0, **agents: Agent) -> Keeper:
+    """`agents`: that a keeper finds by their names."""
+
+    def find(namespace: str, name: str) -> Agent:
+        if name not in agents:
+            raise ValueError(f"no actor {namespace}/{name}")
+        return agents[name]
+
+    return Keeper("" if storage is None else str(storage), orphan_grace_s, 3.0, 1.0, "pointsman", find)
 
 
 def test_a_second_plane_is_refused_while_the_first_lives() -> None:
@@ -66,10 +74,50 @@ def test_state_secret_and_epoch_survive_the_keeper(tmp_path: Path) -> None:
         before = await keeper.take("a")
         await keeper.save(before.epoch, 2, b"image")
         await keeper.save(before.epoch, 1, b"an earlier one that was overtaken")
-        after = await made(tmp_path / "storage").take("b")
+        with pytest.raises(PlaneRuns):
+            await made(tmp_path / "storage").take("b")
+        after = await made(tmp_path / "storage").take("a")
         assert (after.image, after.secret) == (b"image", before.secret)
         assert after.epoch > before.epoch
         assert (tmp_path / "storage/pointsman.state").stat().st_mode & 0o777 == 0o600
+
+    run(story())
+
+
+def test_a_keeper_that_is_restarted_goes_on_with_the_nodes_of_its_checkpoint(tmp_path: Path) -> None:
+    async def story() -> None:
+        first = made(tmp_path, 5.0)
+        epoch = (await first.take("a")).epoch
+        await first.beat(epoch, "a", {"n1": Agent(), "n2": Agent()})
+        first._keeping.cancel()  # it is killed, and so is the plane
+        agent = Agent()
+        again = made(tmp_path, 5.0, n1=agent)
+        await eventually(lambda: len(agent.polls) > 2, "renewals by the next keeper, of the node that is left")
+        assert {one for one, _ in agent.polls} == {epoch}
+        await asyncio.sleep(module.TAKEN_S)
+        after = await again.take("b")
+        assert after.epoch > epoch
+        await again.leave(after.epoch)
+        known = len(agent.polls)
+        later = made(tmp_path, 5.0, n1=agent)
+        await asyncio.sleep(0.3)
+        assert len(agent.polls) == known, "a plane that has left leaves nothing to keep"
+        later._keeping.cancel()
+
+    run(story())
+
+
+def test_a_keeper_that_is_restarted_long_after_the_plane_died_keeps_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        first = made(tmp_path, 5.0)
+        epoch = (await first.take("a")).epoch
+        await first.beat(epoch, "a", {"n1": Agent()})
+        first._keeping.cancel()
+        (tmp_path / "pointsman.beat").write_text(repr(time.time() - 60.0))
+        agent = Agent()
+        made(tmp_path, 5.0, n1=agent)
+        await asyncio.sleep(0.3)
+        assert agent.polls == []
 
     run(story())
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pointsman.errors import PointsmanError
+from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.processes import InstanceEnded, InstanceStarted, ProcessStart, WorkerReport
 from pointsman.runtimes.machine.store import StoredProcess
-from pointsman.runtimes.machine.supervisor import now
 from pointsman.runtimes.ray.node import NodeAgent, OlderPlane
 from tests.runtimes.local.processes import eventually, is_alive
 

@@ -2,7 +2,7 @@
 
 Enters: what the system, drivers and control group report, and the processes of the plane's instances. Leaves: a
 `Worker`. The one rule: what these instances use does not count as used, because they have claims; usage that cannot be
-attributed does, so that the error is on the safe side. A machine without GPU or driver is fine.
+attributed counts as used, so that the error is on the safe side. A machine without GPU or driver is fine.
 """
 
 import os
@@ -31,8 +31,9 @@ def detect(
     environ: Mapping[str, str] | None = None,
     system: str = "",
 ) -> Worker:
-    """Look at this machine. `ours`: pids of the plane's instances; their descendants are included. `nvml`: NVIDIA's
-    library (default: the installed one). `root`: where /proc and /sys are. `system`: such as Darwin-arm64."""
+    """Detect the resources of this machine. `ours`: pids of the plane's instances; their descendants are included.
+    `nvml`: NVIDIA's library (default: the installed one). `root`: the folder with /proc and /sys. `system`: such as
+    Darwin-arm64."""
     environ = os.environ if environ is None else environ
     nvml = installed_nvml() if nvml is None else nvml
     machine = this_machine(root / "sys/fs/cgroup")

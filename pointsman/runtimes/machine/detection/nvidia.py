@@ -50,7 +50,7 @@ def nvidia_gpus(
         return [], False
     try:
         return _Driver(nvml, machine_bytes, ours).gpus(sys, visible)
-    except nvml.NVMLError:  # the driver went away, or does not answer
+    except nvml.NVMLError:  # the driver was unloaded, or does not answer
         return [], False
     finally:
         nvml.nvmlShutdown()
@@ -95,7 +95,8 @@ class _Driver:
             return False
 
     def _is_named(self, index: int, handle: Any, visible: str) -> bool:
-        """As CUDA reads it: indices and prefixes of UUIDs, up to the first word that is neither."""
+        """Whether CUDA_VISIBLE_DEVICES names a GPU, read as CUDA does: indices and prefixes of UUIDs, up to the first
+        word that is neither."""
         uuid = _text(self._nvml.nvmlDeviceGetUUID(handle))
         for word in (word.strip() for word in visible.split(",")):
             if not word.isdecimal() and not word.startswith("GPU-"):

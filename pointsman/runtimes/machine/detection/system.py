@@ -62,7 +62,7 @@ def foreign_memory(total: int, ours: Iterable[int], root: Path) -> int:
     left = [size for size in (available, _left_in_group(total, root / "sys/fs/cgroup")) if size is not None]
     if not left or not total:
         return 0
-    # Pages mapped from files can be reclaimed, so they count as available already; only anonymous ones are added.
+    # Pages mapped from files can be reclaimed, so they count as available already; only anonymous pages are added.
     own = sum(kib(root / "proc" / str(pid) / "status", "RssAnon") or 0 for pid in ours)
     return min(max(total - min(left) - own, 0), total)
 
@@ -154,7 +154,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def this_machine(cgroup: Path = Path("/sys/fs/cgroup")) -> Machine:
-    """What the system has, or what the control group of this process allows, if that is less."""
+    """The machine: what the system has, or what the control group of this process allows, if that is less."""
     return Machine(name=socket.gethostname(), cpus=_cpus(cgroup), memory_bytes=_memory(cgroup))
 
 

@@ -1,0 +1,98 @@
+"""The options of a server's command line, in any spelling that servers accept, and what they say of its placement."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pointsman.errors import ConfigError
+from pointsman.parameters import camel_case
+
+_MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Options:
+    """By name: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last one counts."""
+
+    def __init__(self, args: Iterable[str], short: Mapping[str, str] | None = None) -> None:
+        """`short`: other forms, and the names that they stand for."""
+        self._short = dict(short or {})
+        self._found: dict[str, str] = {}
+        name = ""
+        for word in args:
+            if word.startswith("-") and not _is_number(word):
+                written, equals, value = word.partition("=")
+                name = self._name(written)
+                self._found[name] = value
+                name = "" if equals else name
+            elif name:
+                self._found[name] = word
+                name = ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._found
+
+    def _name(self, written: str) -> str:
+        plain = written.lstrip("-").replace("_", "-")
+        return self._short.get(written, self._short.get(plain, plain))
+
+    def text(self, name: str) -> str | None:
+        return self._found.get(name) or None
+
+    def whole(self, name: str) -> int | None:
+        """A whole number, also as 32k or 32K; None if it is absent or something else."""
+        value = self._found.get(name, "")
+        factor = _MULTIPLES.get(value[-1:], 1)
+        number = value[:-1] if factor > 1 else value
+        try:
+            return int(float(number) * factor) if factor > 1 else int(number)
+        except ValueError:
+            return None
+
+    def number(self, name: str) -> float | None:
+        value = self._found.get(name, "")
+        return float(value) if _is_number(value) else None
+
+    def json(self, name: str) -> Mapping[str, Any]:
+        """A JSON object; empty if it is absent or something else. `--name.key VALUE` adds to it."""
+        try:
+            given = msgspec.json.decode(self._found.get(name, "") or "{}")
+        except msgspec.DecodeError:
+            given = {}
+        dotted = {key.partition(".")[2]: value for key, value in self._found.items() if key.startswith(f"{name}.")}
+        return {**(given if isinstance(given, dict) else {}), **dotted}
+
+    def agreed(self, parameter: str, given: Any, *names: str) -> Any:
+        """The value of a parameter of an engine, which an option may give instead. Raises ConfigError if both do, and
+        they differ."""
+        for name in names:
+            if name not in self:
+                continue
+            kind = type(given) if given is not None else None
+            found: Any = self.whole(name) if kind is int else self.number(name) if kind is float else self.text(name)
+            if given is None:
+                return self.whole(name) if self.whole(name) is not None else self.number(name) or self.text(name)
+            if found != given:
+                written, option = camel_case(parameter), self._found[name]
+                raise ConfigError([f"{written} is {given}, and args say --{name} {option}; keep one of them"])
+        return given
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def split_shares(written: str | Sequence[float]) -> tuple[float, ...]:
+    """3,1 as shares of GPUs. Raises ConfigError for anything else."""
+    words = written.replace("/", ",").split(",") if isinstance(written, str) else list(written)
+    try:
+        shares = tuple(float(word) for word in words)
+    except (TypeError, ValueError):
+        raise ConfigError([f"a tensor split is a list of numbers such as 3,1, found {written}"]) from None
+    if not shares or min(shares) < 0 or not sum(shares):
+        raise ConfigError([f"a tensor split has shares from 0 on, not all of them 0, found {written}"])
+    return shares

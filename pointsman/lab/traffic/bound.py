@@ -1,0 +1,252 @@
+"""How good any policy could be on a recording: bounds that no replay exceeds.
+
+Enters: a recording, a load, and a number of equal engines. Leaves: the work that is left with the best possible cache,
+and the share of requests that could be in time. What is assumed, always in favour of the policy:
+
+- A prompt is computed only from the end of the longest prefix that any earlier arrival has, wherever that was computed;
+  at least its last token is computed. Caches are unlimited, shared by all engines, and filled when a request arrives.
+- Work is marginal: a token costs `cc` and its part of a full step's `c0`; attention and context cost what they cost.
+  Weights are read for nothing, and no step is partly filled.
+- All engines together are one machine that is so many times as fast, and may pause any work without loss.
+- Of requests in time, the work until the first token must be done by its deadline, and all work by the deadline of the
+  last token; the two are counted apart, and the smaller number is the bound.
+
+A request that would miss its objective alone on an idle engine misses it under any policy (an intrinsic miss). Of the
+others, the most that the pooled machine ends by their deadlines is found as by Moore and Hodgson: requests are taken in
+the order of their deadlines, and when one is late, the one is dropped whose absence helps most. Deadlines have the
+order of arrivals here, for which that is optimal (Kise, Ibaraki and Mine). What is dropped may wait without end. If
+every request must be served, the longest wait is at least that of the pooled machine in the order of arrival; a limit
+below it can be kept by no policy.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pointsman.errors import PointsmanError
+from pointsman.lab.traffic.arrivals import ReplayLoad, arrivals
+from pointsman.lab.traffic.fleets import LabFleet
+from pointsman.lab.traffic.measures import Objectives
+from pointsman.lab.traffic.recording import BLOCK_TOKENS, RecordedRequest, Recording
+from pointsman.simulator.continuous_batching import Limits
+from pointsman.simulator.performance import Hardware, hardware
+
+Seconds = NDArray[np.float64]
+STEP_TOKENS = Limits().max_num_batched_tokens
+SHARE = 0.9
+"""Of requests that must be in time at a capacity."""
+TOLERANCE = 0.005
+"""Of a capacity, relative."""
+
+
+class RequestWork(msgspec.Struct, frozen=True):
+    """What each request costs at least, in seconds of one engine; in the order of arrival."""
+
+    first_token: Seconds
+    """Until its first token."""
+    whole: Seconds
+    alone: Seconds
+    """Time to the first token on an idle engine."""
+    alone_whole: Seconds
+    cached_tokens: int
+    input_tokens: int
+
+
+class TrafficBound(msgspec.Struct, frozen=True, kw_only=True):
+    """At one speed, with one seed."""
+
+    hit_rate: float
+    """Share of input tokens with an unlimited shared cache."""
+    serve_all: float
+    """The speed at which all work takes all the time of all engines."""
+    intrinsic_misses: float
+    """Share of requests that no policy can serve in time."""
+    attainment: float
+    """Share of requests that can be in time at most, if late ones may wait without end."""
+    least_wait_s: float
+    """If every request is served, one waits at least this long for its first token."""
+
+    def attainment_within(self, limit_s: float) -> float | None:
+        """The same if no request may wait longer for its first token; None: no policy can serve all of them so."""
+        return self.attainment if self.least_wait_s <= limit_s else None
+
+
+def engines_of(fleet: LabFleet) -> tuple[int, Hardware]:
+    """How many engines of which hardware. Raises where a fleet has no such number."""
+    [deployment, *more] = fleet.document["deployments"]
+    engine = deployment.get("engine") or {}
+    parameters = engine.get("parameters") or {}
+    if more or engine.get("type") != "simulated" or "hardware" not in parameters or deployment.get("scaling"):
+        raise PointsmanError(
+            f"there is a bound for a fixed number of equal simulated engines only, such as "
+            f'"16x70B|a100_sxm|vllm|tp8"; {fleet.text} is something else'
+        )
+    return deployment.get("replicas", 1), hardware(parameters["hardware"])
+
+
+def work_of(requests: Sequence[RecordedRequest], machine: Hardware) -> RequestWork:
+    """Of requests in the order of arrival."""
+    seen: set[int] = set()
+    rows = np.empty((4, len(requests)))
+    cached_tokens = input_tokens = 0
+    for index, one in enumerate(requests):
+        known = 0
+        for block in one.hash_ids[: (one.input_length - 1) // BLOCK_TOKENS]:
+            if block not in seen:
+                break
+            known += 1
+        seen.update(one.hash_ids)
+        cached, output = known * BLOCK_TOKENS, max(one.output_length, 1)
+        rows[:, index] = _marginal(one.input_length, cached, output, machine)
+        cached_tokens += cached
+        input_tokens += one.input_length
+    first, whole, alone, alone_whole = rows / 1000
+    return RequestWork(first, whole, alone, alone_whole, cached_tokens, input_tokens)
+
+
+def _marginal(input_tokens: int, cached: int, output: int, machine: Hardware) -> tuple[float, float, float, float]:
+    """In ms: work until the first token, all work, time to the first token alone, time to the last alone."""
+    own = input_tokens - cached
+    token = machine.cc + machine.c0 / STEP_TOKENS
+    first = token * own + machine.ca * own * (cached + own / 2)
+    more = output - 1
+    context = more * input_tokens + more * (more + 1) / 2
+    whole = first + (token + machine.cb) * more + machine.ck * context
+    alone, done = 0.0, cached
+    while done < input_tokens:
+        part = min(STEP_TOKENS, input_tokens - done)
+        alone += machine.step_ms(part, part * (done + part / 2), 0, 0)
+        done += part
+    steps = more * machine.step_ms(1, 0.0, 0, 1) + machine.ck * context
+    return first, whole, alone, alone + steps
+
+
+def bound(
+    recording: Recording, load: ReplayLoad, fleet: LabFleet, objectives: Objectives, seed: int = 0
+) -> TrafficBound:
+    """Of a replay with this load and seed."""
+    number, machine = engines_of(fleet)
+    each = list(arrivals(recording, load, seed))
+    work = work_of([one.request for one in each], machine)
+    times = np.array([one.at for one in each])
+    return _bound(demand_of(work, [one.request for one in each], objectives), times, work, number, load.speed)
+
+
+class TimelyWork(msgspec.Struct, frozen=True):
+    """What must be done of each request for it to be in time."""
+
+    possible: NDArray[np.bool_]
+    """Whether it could be in time alone."""
+    first_limit: Seconds
+    first_work: Seconds
+    """To be done within that limit; of a request with an objective for its whole answer, all of it."""
+    last_limit: Seconds
+    """For all of its work, by the objective of the token pace."""
+
+
+def demand_of(work: RequestWork, requests: Sequence[RecordedRequest], objectives: Objectives) -> TimelyWork:
+    limits = np.array([objectives.ttft_s if one.slo_ms is None else one.slo_ms / 1000 for one in requests])
+    own = np.array([one.slo_ms is not None for one in requests])
+    paced = np.array([max(one.output_length - 1, 0) * objectives.tpot_s for one in requests])
+    return TimelyWork(
+        np.where(own, work.alone_whole, work.alone) <= limits,
+        limits,
+        np.where(own, work.whole, work.first_token),
+        np.where(own, limits, limits + paced),
+    )
+
+
+def _bound(demand: TimelyWork, times: Seconds, work: RequestWork, number: int, speed: float) -> TrafficBound:
+    span_s = float(times[-1]) or 1.0
+    some = demand.possible
+    by_first = most_in_time(times[some], demand.first_work[some] / number, demand.first_limit[some])
+    by_last = most_in_time(times[some], work.whole[some] / number, demand.last_limit[some])
+    return TrafficBound(
+        hit_rate=work.cached_tokens / work.input_tokens,
+        serve_all=speed * number * span_s / float(work.whole.sum()),
+        intrinsic_misses=1 - float(some.mean()),
+        attainment=min(by_first, by_last) / len(times),
+        least_wait_s=float(_delays(times, work.first_token / number).max()),
+    )
+
+
+def _delays(times: Seconds, work: Seconds) -> Seconds:
+    """Time from arrival to end on one machine, in the order of arrival."""
+    total = np.cumsum(work)
+    began = np.maximum.accumulate(times - (total - work))
+    ends: Seconds = began + total - times
+    return ends
+
+
+def most_in_time(times: Seconds, work: Seconds, limits: Seconds) -> int:
+    """How many jobs one machine can end within their limits at most. Deadlines in another order than arrivals are
+    delayed to that of arrivals, which only makes it easier."""
+    deadlines = np.maximum.accumulate(times + limits)
+    kept = 0
+    size = len(times)
+    starts, arrived, needs = np.empty(size), np.empty(size), np.empty(size)
+    """Of the jobs that are kept, in order; `kept` of them."""
+    free = -np.inf
+    busy_from = 0
+    """The first job of the busy period that the last job ends."""
+    for at, need, deadline in zip(times.tolist(), work.tolist(), deadlines.tolist(), strict=True):
+        if at >= free:
+            busy_from, start = kept, at
+        else:
+            start = free
+        starts[kept], arrived[kept], needs[kept] = start, at, need
+        kept += 1
+        free = start + need
+        if free <= deadline + 1e-9:
+            continue
+        # Without a job, those after it begin earlier, but not before they arrive.
+        slack = starts[busy_from:kept] - arrived[busy_from:kept]
+        slack = np.append(slack[1:], np.inf)
+        gains = np.minimum(needs[busy_from:kept], np.minimum.accumulate(slack[::-1])[::-1])
+        gone = busy_from + int(gains.argmax())
+        shifts = np.minimum(needs[gone], np.minimum.accumulate(starts[gone + 1 : kept] - arrived[gone + 1 : kept]))
+        starts[gone : kept - 1] = starts[gone + 1 : kept] - shifts
+        arrived[gone : kept - 1] = arrived[gone + 1 : kept]
+        needs[gone : kept - 1] = needs[gone + 1 : kept]
+        kept -= 1
+        free = starts[kept - 1] + needs[kept - 1] if kept > busy_from else at
+        free = float(free)
+    return kept
+
+
+def bound_capacity(
+    recording: Recording,
+    load: ReplayLoad,
+    fleet: LabFleet,
+    objectives: Objectives,
+    longest_wait_s: float = math.inf,
+    share: float = SHARE,
+    seed: int = 0,
+) -> float:
+    """The largest speed at which the bound leaves this share of requests in time, and no request must wait longer for
+    its first token; 0 if there is none."""
+    number, machine = engines_of(fleet)
+    if load.clients:
+        raise PointsmanError("the capacity is a speed-up of time; leave --clients out")
+    each = list(arrivals(recording, msgspec.structs.replace(load, speed=1.0), seed))
+    requests = [one.request for one in each]
+    work = work_of(requests, machine)
+    demand = demand_of(work, requests, objectives)
+    times = np.array([one.at for one in each])
+
+    def enough(speed: float) -> bool:
+        found = _bound(demand, times / speed, work, number, speed).attainment_within(longest_wait_s)
+        return found is not None and found >= share
+
+    low, high = 0.01, 1.0
+    if not enough(low):
+        return 0.0
+    while enough(high) and high < 1e4:
+        low, high = high, high * 2
+    while high - low > TOLERANCE * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if enough(middle) else (low, middle)
+    return low

@@ -1,0 +1,254 @@
+"""Figures of one replay: latencies, objectives met, tokens, costs and fairness.
+
+Enters: what became of each request, one by one. Leaves: plain numbers, small enough to keep. The one rule: shares are
+of all requests that arrived; one that was not served meets no objective.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from pointsman.lab.traffic.replay import Replayed, RequestOutcome, TimeLine
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
+
+QUANTILES = tuple(index / 100 for index in range(101))
+SHOWN = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+NO_TENANT = "(none)"
+
+
+class Objectives(msgspec.Struct, frozen=True):
+    """What a request must get; one with an `slo_ms` of its own must be answered within that instead."""
+
+    ttft_s: float = 5.0
+    """Time to the first token, from the arrival."""
+    tpot_s: float = 0.1
+    """Mean time per output token after the first."""
+
+    def met(self, one: RequestOutcome) -> bool:
+        if not one.served:
+            return False
+        if one.request.slo_ms is not None:
+            return one.latency_s * 1000 <= one.request.slo_ms
+        return one.ttft_s <= self.ttft_s and one.tpot_s <= self.tpot_s
+
+
+class Latencies(msgspec.Struct, frozen=True):
+    """In seconds, of requests that were served."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    quantiles: list[float]
+    """At 0 %, 1 %, .. 100 %."""
+
+
+class TenantFigures(msgspec.Struct, frozen=True):
+    requests: int
+    attainment: float
+    ttft_mean_s: float
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy at one speed with one seed."""
+
+    policy: str
+    speed: float
+    seed: int
+    requests: int
+    served: int
+    attainment: float
+    """Share of all requests that met their objectives."""
+    late: float
+    """Share whose first token was late, among those without an objective of their own."""
+    slow: float
+    """Share that was in time with the first token, and then too slow."""
+    rejected: float
+    """Share that was not served."""
+    ttft: Latencies
+    tpot: Latencies
+    latency: Latencies
+    """From arrival to end."""
+    hit_rate: float
+    """Share of input tokens that were in prefix caches."""
+    goodput_per_s: float
+    """Requests that met their objectives, per second of the recording."""
+    tokens_per_s: float
+    """Output tokens per second, until the last end."""
+    seconds: float
+    gpu_hours: float
+    cost_per_million_tokens: float | None
+    """Input and output tokens of requests that were served; None if there are none, or no GPUs."""
+    fairness: float
+    """Jain's index over the attainments of tenants: 1 if they are equal, 1/n if one tenant of n gets everything."""
+    tenants: dict[str, TenantFigures]
+    outcomes: dict[str, int]
+    line: TimeLine
+    errors: list[str]
+
+
+RELATIVE = 1e-3
+"""The width of the bins of a `Spread`."""
+
+
+class Spread:
+    """How values are spread, in as much memory whatever their number: counts by logarithm.
+
+    Quantiles are within half a thousandth of the true ones; the mean is exact.
+    """
+
+    __slots__ = ("_counts", "_sum", "count", "high", "low")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.low, self.high = math.inf, -math.inf
+        self._sum = 0.0
+        self._counts: dict[int, int] = {}
+
+    def add(self, value: float) -> None:
+        """A value that is not negative."""
+        self.count += 1
+        self._sum += value
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
+        place = math.floor(math.log(value) / RELATIVE) if value > 1e-9 else -(10**6)
+        counts = self._counts
+        counts[place] = counts.get(place, 0) + 1
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self.count if self.count else math.nan
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """In the order of the shares, which rise."""
+        found: list[float] = []
+        places = iter(sorted(self._counts.items()))
+        value, below = self.low, 0
+        for share in shares:
+            rank = share * (self.count - 1)
+            while below <= rank:
+                place, count = next(places)
+                value = min(max(math.exp((place + 0.5) * RELATIVE), self.low), self.high)
+                below += count
+            found.append(value)
+        return found
+
+    def latencies(self) -> Latencies:
+        """nan throughout if there are no values."""
+        if not self.count:
+            return Latencies(math.nan, math.nan, math.nan, math.nan, [])
+        shown = dict(zip(SHOWN, self.quantiles(list(SHOWN.values())), strict=True))
+        points = [round(value, 6) for value in self.quantiles(QUANTILES)]
+        return Latencies(mean=self.mean, quantiles=points, **shown)
+
+
+class _TenantSums:
+    __slots__ = ("met", "requests", "served", "ttft_s")
+
+    def __init__(self) -> None:
+        self.requests = self.met = self.served = 0
+        self.ttft_s = 0.0
+
+    def figures(self) -> TenantFigures:
+        ttft_s = self.ttft_s / self.served if self.served else math.nan
+        return TenantFigures(self.requests, self.met / self.requests, ttft_s)
+
+
+class Tally:
+    """Adds requests up as they end, and keeps none of them."""
+
+    def __init__(self, objectives: Objectives) -> None:
+        self._objectives = objectives
+        self._ttft, self._tpot, self._latency = Spread(), Spread(), Spread()
+        self._requests = self._served = self._met = self._late = self._slow = 0
+        self._input = self._output = self._cached = 0
+        """Tokens of requests that were served."""
+        self._last_at = 0.0
+        self._tenants: dict[str, _TenantSums] = {}
+        self._outcomes: dict[str, int] = {}
+
+    def add(self, one: RequestOutcome) -> None:
+        request, is_met = one.request, self._objectives.met(one)
+        self._requests += 1
+        self._met += is_met
+        self._last_at = max(self._last_at, one.at)
+        self._outcomes[one.outcome] = self._outcomes.get(one.outcome, 0) + 1
+        name = request.tenant or NO_TENANT
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _TenantSums()
+        tenant.requests += 1
+        tenant.met += is_met
+        if not one.served:
+            return
+        ttft_s, output = one.ttft_s, request.output_length
+        self._served += 1
+        self._input += request.input_length
+        self._output += output or 1
+        self._cached += one.cached_tokens
+        self._ttft.add(ttft_s)
+        self._latency.add(one.latency_s)
+        if output > 1:
+            self._tpot.add(one.tpot_s)
+        if not is_met and request.slo_ms is None:
+            is_late = ttft_s > self._objectives.ttft_s
+            self._late += is_late
+            self._slow += not is_late
+        tenant.served += 1
+        tenant.ttft_s += ttft_s
+
+    def figures(
+        self,
+        replayed: Replayed,
+        *,
+        policy: str,
+        speed: float,
+        seed: int,
+        gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR,
+    ) -> RunFigures:
+        """Of the requests that were added; of the rest, as the replay says."""
+        requests, span_s = self._requests, self._last_at or 1.0
+        tokens = self._input + self._output
+        tenants = {name: sums.figures() for name, sums in sorted(self._tenants.items())}
+        has_cost = tokens and replayed.gpu_hours
+        return RunFigures(
+            policy=policy,
+            speed=speed,
+            seed=seed,
+            requests=requests,
+            served=self._served,
+            attainment=self._met / requests,
+            late=self._late / requests,
+            slow=self._slow / requests,
+            rejected=1 - self._served / requests,
+            ttft=self._ttft.latencies(),
+            tpot=self._tpot.latencies(),
+            latency=self._latency.latencies(),
+            hit_rate=self._cached / self._input if self._input else 0.0,
+            goodput_per_s=self._met / span_s,
+            tokens_per_s=self._output / replayed.seconds if replayed.seconds else 0.0,
+            seconds=replayed.seconds,
+            gpu_hours=replayed.gpu_hours,
+            cost_per_million_tokens=replayed.gpu_hours * gpu_price / tokens * 1e6 if has_cost else None,
+            fairness=jain([one.attainment for one in tenants.values()]),
+            tenants=tenants,
+            outcomes=dict(sorted(self._outcomes.items())),
+            line=replayed.line,
+            errors=replayed.errors,
+        )
+
+
+def figures(replayed: Replayed, objectives: Objectives, *, policy: str, speed: float, seed: int) -> RunFigures:
+    """Of a replay that kept what became of its requests."""
+    tally = Tally(objectives)
+    for one in replayed.ended:
+        tally.add(one)
+    return tally.figures(replayed, policy=policy, speed=speed, seed=seed)
+
+
+def jain(shares: Sequence[float]) -> float:
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0

@@ -1,0 +1,178 @@
+"""Many replays: on all cores, each done once, and kept by content.
+
+Enters: trials, each a policy at a speed with a seed. Leaves: their figures. The one rule: a trial is kept by the hash
+of everything that its figures depend on: the recording, the policy with its code, the setting, and this package.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+import pointsman
+from pointsman.lab.traffic.measures import Objectives, RunFigures, Tally
+from pointsman.lab.traffic.policies import TriedPolicy
+from pointsman.lab.traffic.replay import ReplaySetting, replay
+from pointsman.lab.traffic.sources import recording_of
+from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay. Plain data: it may run in another process."""
+
+    source: str
+    """A file, or `generate:`."""
+    first: int | None = None
+    policy: TriedPolicy | None
+    """None: the manifest as it is."""
+    setting: ReplaySetting
+    seed: int = 0
+    objectives: Objectives = Objectives()
+    gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR
+    name: str = ""
+    """In reports; empty: that of the policy."""
+
+    @property
+    def label(self) -> str:
+        if self.name:
+            return self.name
+        return "manifest" if self.policy is None else self.policy.name
+
+    def run(self) -> RunFigures:
+        tally = Tally(self.objectives)
+        recording = recording_of(self.source, self.first)
+        replayed = replay(recording, self.setting, self.policy, self.seed, ended=tally.add)
+        return tally.figures(
+            replayed,
+            policy=self.label,
+            speed=self.setting.load.speed,
+            seed=self.seed,
+            gpu_price=self.gpu_price,
+        )
+
+    def key(self) -> str:
+        """Of everything that the figures depend on."""
+        plan = self.setting.fleet.plan(self.policy, self.setting.deployment)
+        recipes = [one.scheduling_recipe for one in plan.deployments]
+        content = {
+            "recording": recording_of(self.source, self.first).survey().digest,
+            "policy": recipes,
+            "setting": self.setting,
+            "seed": self.seed,
+            "objectives": self.objectives,
+            "gpu_price": self.gpu_price,
+            "package": package_digest(),
+        }
+        return sha256(msgspec.json.encode(content)).hexdigest()[:32]
+
+
+@cache
+def package_digest() -> str:
+    """Of the source of this package: another version decides differently."""
+    whole = sha256()
+    folder = Path(pointsman.__file__).parent
+    for file in sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.json")):
+        whole.update(str(file.relative_to(folder)).encode() + file.read_bytes())
+    return whole.hexdigest()
+
+
+class TrialCache:
+    """Figures by their keys, one file each."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """None: nothing is kept."""
+        self._folder = folder
+
+    def get(self, key: str) -> RunFigures | None:
+        if self._folder is None:
+            return None
+        try:
+            return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=RunFigures)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError:  # cut off while it was written
+            return None
+
+    def put(self, key: str, found: RunFigures) -> None:
+        if self._folder is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part = self._folder / f"{key}.{os.getpid()}.part"
+        part.write_bytes(msgspec.json.encode(found))
+        part.replace(self._folder / f"{key}.json")
+
+
+def default_cache() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "pointsman" / "lab"
+
+
+class Finished(msgspec.Struct, frozen=True):
+    trial: Trial
+    figures: RunFigures
+    cached: bool
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    cache_: TrialCache,
+    processes: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Finished]:
+    """In the order given. `progress`: called with the number of finished trials, of all, and the last one's label."""
+    done: dict[int, Finished] = {}
+    keys = [trial.key() for trial in trials]
+    for index, (trial, key) in enumerate(zip(trials, keys, strict=True)):
+        known = cache_.get(key)
+        if known is not None:
+            done[index] = Finished(trial, msgspec.structs.replace(known, policy=trial.label), True)
+    left = [index for index in range(len(trials)) if index not in done]
+    for index, found in _run([(index, trials[index]) for index in left], processes):
+        cache_.put(keys[index], found)
+        done[index] = Finished(trials[index], found, False)
+        if progress is not None:
+            progress(len(done), len(trials), trials[index].label)
+    return [done[index] for index in range(len(trials))]
+
+
+def _run(trials: Sequence[tuple[int, Trial]], processes: int | None) -> Iterator[tuple[int, RunFigures]]:
+    workers = min(processes or os.cpu_count() or 1, len(trials))
+    if workers <= 1:
+        yield from ((index, trial.run()) for index, trial in trials)
+        return
+    # Spawned, not forked: the parent may have threads.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(_run_one, trial): index for index, trial in trials}
+        try:
+            for future in as_completed(running):
+                yield running[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _run_one(trial: Trial) -> RunFigures:
+    return trial.run()
+
+
+def grid(
+    base: Trial, policies: Iterable[TriedPolicy | None], speeds: Sequence[float], seeds: int, first_seed: int = 0
+) -> list[Trial]:
+    """Every policy at every speed with every seed."""
+    replace = msgspec.structs.replace
+    return [
+        replace(
+            base,
+            policy=policy,
+            seed=first_seed + seed,
+            setting=replace(base.setting, load=replace(base.setting.load, speed=speed)),
+        )
+        for policy in policies
+        for speed in speeds
+        for seed in range(seeds)
+    ]

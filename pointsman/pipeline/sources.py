@@ -1,0 +1,30 @@
+"""The code of a version as data: what its files had when it came into force."""
+
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from msgspec import MsgspecError, msgpack
+
+Sources: TypeAlias = Mapping[Path, bytes]
+"""The content of files of code, as it was when a version came into force."""
+MAX_KEPT_BYTES = 96 * 1024
+"""Of the compressed sources of one node; the sources of a larger one are not kept. They fit into one environment
+variable of a replica."""
+
+
+def pack_sources(sources: Sources) -> str:
+    """Sources as text, for a store or for `POINTSMAN_SOURCES`; empty if there are none."""
+    content = {str(path): content for path, content in sources.items()}
+    return b85encode(zlib.compress(msgpack.encode(content), 9)).decode() if content else ""
+
+
+def unpack_sources(packed: str) -> dict[Path, bytes]:
+    """The same sources. Raises ValueError."""
+    try:
+        content = msgpack.decode(zlib.decompress(b85decode(packed)), type=dict[str, bytes]) if packed else {}
+    except (zlib.error, MsgspecError) as error:
+        raise ValueError(f"kept sources cannot be read: {error}") from None
+    return {Path(path): one for path, one in content.items()}

@@ -1,0 +1,94 @@
+"""Sentences about the plane itself: its scaling, its policies, and what its process or machine lacks."""
+
+from collections.abc import Mapping
+
+from pointsman.render.grammar import Phrase, Template, either, remedied, unplaced, words
+
+_ORDER = "{replicas} ordered by {by} until "
+_OVERRIDE = either("until", None, _ORDER + "it is released", _ORDER + "{until}")
+
+OF_PLANE: Mapping[str, Template | Phrase] = {
+    # Why a target changed, or did not
+    "policy-wants": "{replicas} wanted",
+    "request-waits": "a request waits, and there is no instance",
+    "gave-way": "it made room for another deployment, and has no requests",
+    "held-by-trouble": "not more while {trouble}",
+    "override": _OVERRIDE,
+    "override-ended": lambda facts: f"ended: {_OVERRIDE(facts)}",
+    "override-released": lambda facts: f"released: {_OVERRIDE(facts)}",
+    "unloaded-for": "makes room for {deployment}, which has requests and no instance; it was idle longest",
+    "room-from-idle": "{deployment}, which is idle, makes room for it",
+    "room-from-spare": "{instance} of {deployment}, which has spare replicas, makes room for it",
+    "room-from-turn": "{instance} of {deployment}, which has had its turn, makes room for it",
+    "waits-for-room": "started as soon as there is room",
+    "fits-no-worker": "no worker could take it, even if it were empty: {why}",
+    "start-retried": "it is restarted with backoff",
+    "start-given-up": "it is not started again until it is applied again",
+    "all-run-again": "all instances run again",
+    "scaling-began": "scaling begins with the {running} that run",
+    "policy-recovered": "{policy} answers again after it {problem}",
+    "scaling-max": "at most {max} (max)",
+    "scaling-min": "at least {min} (min)",
+    "scaling-up-delay": "{goal} after {delay_s:g} s (upDelay)",
+    "scaling-down-delay": "fewer after {delay_s:g} s (downDelay)",
+    "scaling-cooldown": "no change for {cooldown_s:g} s after the last one (cooldown)",
+    "scaling-up-factor": "{step} of {change} more at once (upFactor {factor:g})",
+    "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
+    "scaling-max-step": "{step} at a time (maxStep)",
+    "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
+    # What is wrong with a policy, or with instances
+    "policy-too-slow": either(
+        "taken_s",
+        None,
+        "took more than {limit_s:g} s (timeLimit)",
+        "took {taken_s:.3g} s; it may take {limit_s:g} s (timeLimit)",
+    ),
+    "policy-raised": "{text}",
+    "policy-slow": "took {taken_ms:g} ms; it may take {limit_ms:g} ms (timeLimit)",
+    "policy-blocked": "was interrupted after {limit_ms:g} ms",
+    "policy-suspended": "is suspended for another {left_s:.3g} s, as it {cause}",
+    "policy-unguarded": 'deployment "{deployment}": calls of {policy} cannot be timed; write it as an ordinary class',
+    "answers-useless": 'deployment "{deployment}": answers of its scheduling code could not be used ({count} times, '
+    "the last: {last}); a stand-in decided; correct the code, and apply it again",
+    "policy-misbehaves": either(
+        "left_s",
+        None,
+        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); it is in use',
+        'deployment "{deployment}": {policy} {cause} ({count} times, last {last_s:g} s ago); a stand-in decides, '
+        "and it is tried again in {left_s:g} s",
+    ),
+    "candidate-suspended": 'deployment "{deployment}": its candidate {candidate} {cause}; requests are not affected, '
+    "and it is tried again in {left_s:g} s",
+    "condition-met": "{metric} changed by {change:+.1%}: {condition}",
+    "condition-not-met": "it changed by {change:+.1%}, which is not {condition}",
+    "too-few-to-compare": "{requests} requests of a share had {metric}, of at least {needed}",
+    "candidate-much-worse": "{metric} changed by {change:+.1%} in {requests} requests",
+    "candidate-errs": "{errors} of {requests} requests failed in its share, and {in_force:.1%} of the others",
+    "candidate-without-answer": "it had no answer {failures} times: it {problem}",
+    "promotion-stopped": "{by} stopped it",
+    "promotion-failed": "it could not be carried out",
+    "manifest-changed": "the manifest was changed meanwhile",
+    "policy-state-too-large": "wrote {size_kib} KiB into view.state, which may have {limit_kib} KiB; what it wrote is "
+    "dropped",
+    "policy-answer-invalid": "returned {found}; it must be a whole number of replicas from 0 to {max:,}, or a Wish "
+    "for one",
+    "instance-not-running": "{instance} does not run: {why}",
+    "instances-unplaced": unplaced,
+    # What this process or machine lacks
+    "requests-not-sent": remedied("{requests} requests could not be sent to instances: {error}"),
+    "gateway-not-started": words("{gateway} cannot be started: {why}"),
+    "gateway-lost": words("{gateway} is not connected to the plane; it was started again {restarts} times"),
+    "usage-refused": words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
+    "probes-not-made": remedied("{instances} instances could not be probed, and stay as they are: {error}"),
+    "records-not-stored": "records of requests cannot be written to {file}: {error}; {lost} were dropped so far. "
+    "Requests go on; free space on its disk, or make it writable",
+    "prefix-index-full": words(
+        'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
+        "were dropped; raise gateway.maxPrefixIndexBytes"
+    ),
+    "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
+    "common one",
+    "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
+    "paths lead there; apply the manifest from a folder that is there",
+    "machine-not-seen": remedied("the resources of this machine cannot be detected, so the last known ones stay"),
+}

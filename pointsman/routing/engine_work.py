@@ -1,0 +1,261 @@
+"""What each instance has to do, from the requests that were sent to it: prompts to read, and answers that it writes.
+
+Theory of operation. An engine reads prompts in the order in which they came, and writes all answers meanwhile; while it
+reads, answers are delayed. So a request waits for the prompts before it (`behind`), and delays the answers there by the
+time that its own prompt takes. `read_ms` counts the time that was spent reading; an answer that began at `read_ms` = x
+has been delayed by the difference since. Requests of clients that don't stream have no first token: their prompts count
+as read when the time for them is over.
+
+Enters: requests sent, first tokens, ends. Leaves: sums that are current after each event. The one rule: every request
+that was sent leaves once, whatever became of it. Times are milliseconds.
+"""
+
+from pointsman.routing.engine_model import EngineModel, Ratio
+
+MAX_BATCHED_TOKENS = 8192
+"""Tokens that an engine computes in one step, as vLLM does by default. Prompts that share a step end together."""
+MIN_ANSWER = 16
+"""Tokens. The pace of shorter answers is not learned from."""
+MAX_DELAY = 20.0
+"""An answer that took longer than so many times its steps counts as this."""
+LONG_PERIOD = 32
+"""Prompts after which a busy period is learned from, even if it has not ended."""
+
+
+class Reading:
+    """A prompt that an instance was sent and has not read."""
+
+    __slots__ = ("done", "due", "ms", "pairs", "prompt", "sent", "streams", "tokens", "tpot", "tpot_slo", "ttft")
+
+    def __init__(
+        self,
+        ms: float,
+        tokens: float,
+        prompt: float,
+        now_ms: float,
+        due_ms: float,
+        tpot_slo: float,
+        ttft: float = 0.0,
+        tpot: float = 0.0,
+        *,
+        streams: bool = True,
+    ) -> None:
+        self.ms = ms
+        """The time that it takes, as estimated when it was sent."""
+        self.tokens = tokens
+        """To compute."""
+        self.prompt = prompt
+        self.pairs = tokens * (prompt - tokens / 2)
+        self.sent = now_ms
+        self.due = due_ms
+        """When its first token should come."""
+        self.tpot_slo = tpot_slo
+        self.ttft, self.tpot = ttft, tpot
+        """As predicted."""
+        self.streams = streams
+        self.done = (0.0, 0.0, 0.0)
+        """`done` of the instance when it was sent."""
+
+
+class Writing:
+    """An answer that an instance writes."""
+
+    __slots__ = ("began", "done", "late", "prompt", "read", "sent", "step", "streams", "tpot_slo")
+
+    def __init__(self, prompt: Reading, began: float, read: float) -> None:
+        self.began = began
+        """When its first token came."""
+        self.read = read
+        """`read_ms` of the instance then."""
+        self.prompt = prompt.prompt
+        self.late = began > prompt.due
+        """Its first token came too late."""
+        self.tpot_slo = prompt.tpot_slo
+        self.sent, self.step, self.streams, self.done = prompt.sent, prompt.tpot, prompt.streams, prompt.done
+
+
+class EngineWork:
+    """The work of one instance."""
+
+    __slots__ = (
+        "_mark",
+        "_model",
+        "_period",
+        "_started",
+        "context",
+        "delays",
+        "done",
+        "head_ms",
+        "left_ms",
+        "pace",
+        "patient",
+        "read_ms",
+        "reading",
+        "since",
+        "slowness",
+        "writing",
+    )
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+        self.slowness, self.pace = Ratio(), Ratio()
+        """Of reading and of writing, relative to the deployment."""
+        self.delays = Ratio()
+        """The time per token over what it would be if no prompts were read."""
+        self.reading: dict[str, Reading] = {}
+        """In the order in which they were sent."""
+        self.writing: dict[str, Writing] = {}
+        self.patient = 0
+        """Prompts among them whose first token will not be seen."""
+        self.left_ms = 0.0
+        """The sum of `reading`."""
+        self.head_ms = 0.0
+        """Of the first of them."""
+        self.since = 0.0
+        """From when on the first of them has been read."""
+        self.read_ms = 0.0
+        """The time spent reading, as of the last event."""
+        self.context = 0.0
+        """Prompt tokens of all requests there."""
+        self.done = (0.0, 0.0, 0.0)
+        """Prompts read so far, their tokens, their pairs."""
+        self._mark = 0.0
+        """The last event of the busy period."""
+        self._started = 0.0
+        self._period = [0, 0.0, 0.0]
+        """Of the busy period so far: prompts read, their tokens, their pairs."""
+
+    def tpot_ms(self) -> float:
+        """The time per token of an answer, with the delays that answers there have had of late."""
+        return self.step_ms() * self.delays.value
+
+    def step_ms(self) -> float:
+        """The time per token while no prompt is read."""
+        return self.pace.value * self._model.step_ms(self.context)
+
+    def sent(self, request_id: str, one: Reading) -> None:
+        if not self.reading:
+            self.since = self._mark = self._started = one.sent
+            self.head_ms = one.ms
+            self._period = [0, 0.0, 0.0]
+        one.done = self.done
+        self.reading[request_id] = one
+        self.left_ms += one.ms
+        self.context += one.prompt
+        self.patient += not one.streams
+
+    def first_token(self, request_id: str, now: float) -> float | None:
+        """The first token of a request came; the time for it that was predicted, None if it was not waited for."""
+        one = self.reading.get(request_id)
+        if one is None:
+            return None
+        self._read_those_before(request_id, now)
+        self._read(request_id, one, now)
+        return one.ttft
+
+    def ended(self, request_id: str, output_tokens: int | None, now: float) -> None:
+        """A request has left. `output_tokens`: of its answer; None if there is none, or it is unknown."""
+        one = self.reading.get(request_id)
+        if one is not None:
+            if output_tokens is None:
+                self._drop(request_id, one, now)
+                return
+            self._read_those_before(request_id, now)
+            self._read(request_id, one, now, learn=False)
+        written = self.writing.pop(request_id, None)
+        if written is None:
+            return
+        if output_tokens is not None and not written.streams:
+            learn_from_end(self._model, self, written, output_tokens, now)
+        elif output_tokens is not None and output_tokens > MIN_ANSWER:
+            took, delay = now - written.began, self.read_at(now) - written.read
+            expected = self.step_ms()
+            self.delays.add(min(took / (output_tokens - 1), MAX_DELAY * expected), expected)
+            step = (took - delay) / (output_tokens - 1)
+            if step > 0:
+                self._model.step.learn((1.0, self.context * 1e-3), step, self.pace)
+        self.context = self.context - written.prompt if self.reading or self.writing else 0.0
+
+    def read_at(self, now: float) -> float:
+        """`read_ms` now."""
+        return self.read_ms + (now - self._mark if self.reading else 0.0)
+
+    def _read(self, request_id: str, one: Reading, now: float, *, learn: bool = True) -> None:
+        """A prompt is read: its answer begins."""
+        step = MAX_BATCHED_TOKENS * 1e-3 * self._model.reading.coefficients[1] * self.slowness.value
+        carried = min(max(now - self.since - one.ms, 0.0), step)  # spent on the prompts after it, in the same step
+        self.read_ms += max(now - self._mark, 0.0)
+        self._mark = now
+        is_head = next(iter(self.reading)) == request_id
+        del self.reading[request_id]
+        self.patient -= not one.streams
+        self.writing[request_id] = Writing(one, now, self.read_ms)
+        self.done = (self.done[0] + 1.0, self.done[1] + one.tokens, self.done[2] + one.pairs)
+        period = self._period
+        period[0] += 1
+        period[1] += one.tokens
+        period[2] += one.pairs
+        if not self.reading:
+            self.left_ms = self.head_ms = 0.0
+            if learn:
+                self._learn(now)
+            return
+        self.left_ms -= one.ms
+        if is_head:
+            self.since = now - carried
+            self.head_ms = next(iter(self.reading.values())).ms
+        if learn and period[0] >= LONG_PERIOD:
+            self._learn(now)
+
+    def _learn(self, now: float) -> None:
+        """A busy period is over, or has lasted long enough."""
+        prompts, tokens, pairs = self._period
+        took = now - self._started
+        self._period, self._started = [0, 0.0, 0.0], now
+        if took > 0 and prompts:
+            self._model.reading.learn((prompts, tokens * 1e-3, pairs * 1e-6), took, self.slowness)
+
+    def _read_those_before(self, request_id: str, now: float) -> None:
+        """Prompts are read in order: those before this one are read, if only their ends will be seen."""
+        if next(iter(self.reading)) == request_id:
+            return
+        for other_id, other in list(self.reading.items()):
+            if other_id == request_id:
+                return
+            if not other.streams:
+                self._read(other_id, other, now)
+
+    def settle(self, now: float) -> None:
+        """Prompts whose first token will not be seen are read when the time for them is over."""
+        while self.reading:
+            request_id, one = next(iter(self.reading.items()))
+            if one.streams or now - self.since < one.ms:
+                return
+            self._read(request_id, one, self.since + one.ms, learn=False)
+
+    def _drop(self, request_id: str, one: Reading, now: float) -> None:
+        """A request has left unread."""
+        is_head = next(iter(self.reading)) == request_id
+        del self.reading[request_id]
+        self.patient -= not one.streams
+        self.context -= one.prompt
+        self.left_ms -= one.ms
+        if not self.reading:
+            self.read_ms += now - self._mark
+            self.left_ms = self.head_ms = 0.0
+            if not self.writing:
+                self.context = 0.0
+        elif is_head:
+            self.since = now
+            self.head_ms = next(iter(self.reading.values())).ms
+
+
+def learn_from_end(model: EngineModel, work: EngineWork, one: Writing, tokens: int, now: float) -> None:
+    """Learn from a request whose first token was not seen: reading and writing are off by the same factor."""
+    read = [after - before for after, before in zip(work.done, one.done, strict=True)]
+    reading = work.slowness.value * model.reading_ms(int(read[0]), read[1], read[2])
+    step = work.step_ms()
+    off = (now - one.sent) / (reading + tokens * step)
+    if off > 0:
+        model.reading.learn((read[0], read[1] * 1e-3, read[2] * 1e-6), reading * off, work.slowness)
+        model.step.learn((1.0, work.context * 1e-3), step * off, work.pace)

@@ -1,0 +1,300 @@
+"""Which server was sent which beginnings of prompts, as hashes.
+
+The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
+per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
+time that its set of holders shrinks, however many blocks and servers there are. Servers report how much they can hold;
+the memory of the index and the time of each call are bounded whatever they report.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence, Set
+from struct import Struct
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+BYTES_PER_TOKEN = 4
+"""A token id is four bytes, and without a tokenizer four bytes of text stand in for a token."""
+
+ROW = 16
+"""The first 16 hashes of a prompt are of one block each, the next 16 of two blocks each, the next of four, and so on:
+the end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
+
+
+def first_link(model: str, cache_salt: str = "") -> int:
+    """The hash that a chain for this model starts from."""
+    return xxh3_64_intdigest((model + cache_salt).encode())
+
+
+def token_bytes(prompt: str | bytes | memoryview | Sequence[int]) -> bytes | memoryview:
+    if isinstance(prompt, bytes | memoryview):
+        return prompt
+    if isinstance(prompt, str):
+        return prompt.encode()
+    return Struct(f"<{len(prompt)}I").pack(*prompt)
+
+
+class Chain(msgspec.Struct, frozen=True, gc=False):
+    """A prompt as hashes, each of which names its part of the prompt and everything before it."""
+
+    links: list[int]
+    """One for each block of the first row; in each further row, one for twice as many blocks."""
+    blocks: int
+    """In all; the last may be partial."""
+
+    def blocks_in(self, links: int) -> int:
+        """How many blocks the first `links` links stand for."""
+        if links <= ROW:
+            return links
+        rows, rest = divmod(links, ROW)
+        return min((ROW << rows) - ROW + (rest << rows), self.blocks)
+
+
+class KnownRows:
+    """Rows of hashes of the prompts seen last. A prompt that begins like one of them is hashed a row at a time, at the
+    speed of memory; what is new of it, block by block."""
+
+    __slots__ = ("_memory", "_rows")
+
+    MOST, ROW_BYTES, SHARE = 2048, 1024, 16
+    """A prompt of 256 KB has five rows. They take at most a sixteenth of the memory of the index, on top of it."""
+
+    def __init__(self, memory: "IndexMemory") -> None:
+        self._memory = memory
+        self._rows: OrderedDict[int, list[int]] = OrderedDict()
+        """By the hash of all bytes of the row, which is chained to what came before."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def links(self, row: memoryview, link: int, step: int) -> list[int]:
+        whole = xxh3_64_intdigest(row, link)
+        known = self._rows.get(whole)
+        if known is not None:
+            self._rows.move_to_end(whole)
+            return known
+        links = self._rows[whole] = _links(row, link, step)
+        most = min(self.MOST, self._memory.max_bytes // (self.SHARE * self.ROW_BYTES))
+        for _ in range(min(len(self._rows) - most, AT_ONCE)):
+            self._rows.popitem(last=False)
+        return links
+
+
+def _links(row: bytes | memoryview, link: int, step: int) -> list[int]:
+    return [link := xxh3_64_intdigest(row[at : at + step], link) for at in range(0, len(row), step)]
+
+
+def block_hashes(
+    tokens: bytes | memoryview,
+    first: int,
+    block_size: int,
+    max_blocks: int | None = None,
+    *,
+    held: int | None = None,
+    known: KnownRows | None = None,
+) -> Chain:
+    """The chain of a prompt, of at most `max_blocks` blocks. None: all. Rows that begin behind `held` blocks, which is
+    more than any server holds, are not hashed."""
+    step = block_size * BYTES_PER_TOKEN
+    end = len(tokens) if max_blocks is None else min(len(tokens), max_blocks * step)
+    blocks = -(-end // step)
+    if end < len(tokens) or blocks > ROW:
+        tokens = memoryview(tokens)[:end]  # slices of bytes would be copies
+    last = end if held is None else min(end, held * step)
+    links = _links(tokens[: ROW * step], first, step)  # the seed of each hash chains it to what came before
+    start = ROW * step
+    while start < last:
+        step *= 2
+        row = memoryview(tokens)[start : start + ROW * step]
+        start += ROW * step
+        links += _links(row, links[-1], step) if known is None or start > end else known.links(row, links[-1], step)
+    return Chain(links, blocks)
+
+
+MAX_INDEX_BYTES = 512 * 1024 * 1024
+AT_ONCE = 1024
+"""Entries that one call drops; more are left to the calls after it."""
+
+
+class IndexMemory:
+    """How many entries an index has, and how many it may have."""
+
+    __slots__ = ("_slots", "dropped", "entries", "max_bytes", "max_entries")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.entries = 0
+        """Pairs of a server and a block."""
+        self.dropped = 0
+        """Entries that were dropped for want of memory."""
+        self._slots = 0
+        self.limit(max_bytes)
+
+    @property
+    def used_bytes(self) -> int:
+        """About."""
+        return self.entries * self._entry_bytes
+
+    @property
+    def is_short(self) -> bool:
+        """Whether memory is what limits the index, not the caches of servers."""
+        return self.dropped > 0 and self.entries >= self.max_entries * 0.9
+
+    @property
+    def _entry_bytes(self) -> int:
+        """Measured: one in each of two dictionaries, and an integer with a bit for each slot."""
+        return 240 + self._slots // 7
+
+    def limit(self, max_bytes: int) -> None:
+        """Use at most this much; what is too much is dropped by the next calls."""
+        self.max_bytes = max_bytes
+        self.max_entries = max_bytes // self._entry_bytes
+
+    def new_slot(self) -> int:
+        self._slots += 1
+        self.limit(self.max_bytes)
+        return self._slots - 1
+
+
+class PrefixIndex:
+    """Which server holds which blocks, inferred from what it was sent.
+
+    Bounded by the caches of servers, and by memory: beyond that, the server with the most entries loses those that it
+    used least recently.
+    """
+
+    def __init__(self, max_bytes: int = MAX_INDEX_BYTES) -> None:
+        self.memory = IndexMemory(max_bytes)
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._recency: dict[int, OrderedDict[int, int]] = {}
+        """By slot: the links that it holds, least recently used first, each with the blocks that it stands for."""
+        self._left: dict[int, OrderedDict[int, int]] = {}
+        """The same of servers that have left, until their entries are dropped."""
+        self._held: dict[int, int] = {}
+        """By slot: blocks in all."""
+        self._holders: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Entries: pairs of a server and a block."""
+        return self.memory.entries
+
+    @property
+    def servers(self) -> Set[str]:
+        return self._slots.keys()
+
+    def held(self, server: str) -> int:
+        """Blocks that a server holds; 0 if the server is unknown."""
+        return self._held.get(self._slots.get(server, -1), 0)
+
+    def slot(self, server: str) -> int:
+        """The bit of a server in sets of holders; kept until the server is forgotten."""
+        slot = self._slots.get(server)
+        if slot is None:
+            slot = self._slots[server] = self._free.pop() if self._free else self.memory.new_slot()
+        return slot
+
+    def record(self, server: str, links: Sequence[int], capacity: int) -> None:
+        """A server was sent a prompt with these links, and holds at most `capacity` blocks."""
+        slot = self._slots.get(server)
+        if slot is None:
+            slot = self.slot(server)
+        bit, memory = 1 << slot, self.memory
+        recency = self._recency.get(slot)
+        if recency is None:
+            recency = self._recency[slot] = OrderedDict()
+        held, entries = self._held.get(slot, 0), len(recency)
+        # Deepest first, so that a prefix is forgotten from its tail, as engines evict: a run stays unbroken.
+        for row in range((len(links) - 1) // ROW, 0, -1):
+            held += self._use(links[row * ROW : (row + 1) * ROW], 1 << row, recency, bit)
+        held += self._use(links[:ROW], 1, recency, bit)
+        most = AT_ONCE + len(links)
+        while held > capacity and most:
+            link, blocks = recency.popitem(last=False)
+            held -= blocks
+            most -= 1
+            self._drop(link, bit)
+        self._held[slot] = held
+        memory.entries += len(recency) - entries
+        if memory.entries > memory.max_entries or self._left:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Drop entries of servers that have left, and if there are still too many, of the server with the most."""
+        memory = self.memory
+        for slot, left in list(self._left.items()):
+            self._pop(slot, left, AT_ONCE)
+            if left:
+                return
+            del self._left[slot]
+            self._free.append(slot)
+        too_many = memory.entries - memory.max_entries
+        if too_many > 0:
+            slot, largest = max(self._recency.items(), key=lambda one: len(one[1]))
+            batch = min(max(too_many, len(largest) // 16), len(largest), AT_ONCE)
+            self._held[slot] -= self._pop(slot, largest, batch)
+            memory.dropped += batch
+
+    def _pop(self, slot: int, recency: OrderedDict[int, int], most: int) -> int:
+        """Drop the entries of a server that were used least recently; how many blocks these are."""
+        blocks, count, bit = 0, min(most, len(recency)), 1 << slot
+        for _ in range(count):
+            link, stands_for = recency.popitem(last=False)
+            blocks += stands_for
+            self._drop(link, bit)
+        self.memory.entries -= count
+        return blocks
+
+    def _use(self, links: Sequence[int], blocks: int, recency: OrderedDict[int, int], bit: int) -> int:
+        """A server uses links of `blocks` blocks each; returns how many blocks are new to it."""
+        holders, known, refresh = self._holders, self._holders.get, recency.move_to_end
+        new = 0
+        for link in reversed(links):
+            if link in recency:
+                refresh(link)
+            else:
+                recency[link] = blocks
+                holders[link] = known(link, 0) | bit
+                new += blocks
+        return new
+
+    def forget(self, server: str) -> None:
+        """A server has left, or lost its cache."""
+        slot = self._slots.pop(server, None)
+        if slot is None:
+            return
+        self._held.pop(slot, None)
+        self._left[slot] = self._recency.pop(slot, OrderedDict())
+        self._shrink()
+
+    def _drop(self, link: int, bit: int) -> None:
+        left = self._holders[link] & ~bit
+        if left:
+            self._holders[link] = left
+        else:
+            del self._holders[link]
+
+    def runs(self, links: Sequence[int], among: int) -> list[tuple[int, int]]:
+        """(servers, depth): the servers of the set `among` that hold exactly the first `depth` links.
+
+        Servers that do not hold the first link are not listed. A link names everything before it and is forgotten
+        before it, so the holders of each link hold the one before too: bisection finds where the set shrinks.
+        """
+        found: list[tuple[int, int]] = []
+        known, last = self._holders.get, len(links) - 1
+        index = 0
+        holding = known(links[0], 0) & among if links else 0
+        while holding:
+            if known(links[last], 0) & holding == holding:
+                found.append((holding, last + 1))
+                break
+            beyond = last
+            while beyond - index > 1:
+                middle = (index + beyond) // 2
+                if known(links[middle], 0) & holding == holding:
+                    index = middle
+                else:
+                    beyond = middle
+            still = known(links[beyond], 0) & holding
+            found.append((holding ^ still, beyond))
+            index, holding = beyond, still
+        return found

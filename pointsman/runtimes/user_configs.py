@@ -1,0 +1,114 @@
+"""User configs of replicas: which each of them has, and what those say that refuse theirs."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from pointsman.control.desired import Address
+from pointsman.errors import shown
+from pointsman.http.client import NoResponse, fetch
+from pointsman.wire import CallFailed
+
+CONFIGURE_TIMEOUT_S = 30.0
+CONFIGURE_PATH = "/configure"
+SECRET_HEADER = "x-pointsman-secret"
+
+
+class ConfiguredReplica(msgspec.Struct):
+    """A replica, and the user config that it has."""
+
+    deployment: str
+    config: bytes | None
+    """JSON; None if unknown, because an earlier plane configured it."""
+    address: Address | None = None
+    """None if it is not in service."""
+    problem: str = ""
+
+
+MAX_REFUSAL = 500
+"""Characters of what a replica says of a config that it refuses."""
+
+
+class UserConfigs:
+    """The user configs in force. Replicas are started with theirs, and those in service are told of every change."""
+
+    def __init__(self, secret: Callable[[], str]) -> None:
+        self._secret = secret
+        self._configs: dict[str, bytes] = {}
+        """Configs by deployment, as JSON."""
+        self._replicas: dict[str, ConfiguredReplica] = {}
+        self._sending: dict[str, asyncio.Task[None]] = {}
+
+    def configure(self, configs: Mapping[str, Any]) -> None:
+        """Put other configs in force, by deployment."""
+        self._configs = {name: msgspec.json.encode(config) for name, config in configs.items()}
+        self.retry()
+
+    def launched(self, instance_id: str, deployment: str) -> bytes:
+        """The config that a replica is started with, as JSON."""
+        config = self._wanted(deployment)
+        self._replicas[instance_id] = ConfiguredReplica(deployment, config)
+        return config
+
+    def admitted(self, instance_id: str, deployment: str, address: Address) -> None:
+        replica = self._replicas.setdefault(instance_id, ConfiguredReplica(deployment, None))
+        replica.address = address
+        self._update(instance_id, replica)
+
+    def forget(self, instance_id: str) -> None:
+        self._replicas.pop(instance_id, None)
+        task = self._sending.pop(instance_id, None)
+        if task is not None:
+            task.cancel()
+
+    def retry(self) -> None:
+        """Send configs to replicas that do not have theirs."""
+        for instance_id, replica in self._replicas.items():
+            self._update(instance_id, replica)
+
+    def problems(self) -> list[str]:
+        return [replica.problem for replica in self._replicas.values() if replica.problem]
+
+    def status_of(self, deployment: str) -> dict[str, Any]:
+        """How many replicas have yet to take their config, and what those say that refused it; empty if none."""
+        mine = [(name, one) for name, one in self._replicas.items() if one.deployment == deployment]
+        awaited = sum(name in self._sending for name, _ in mine)
+        refused = [one.problem for _, one in mine if one.problem]
+        return {"user_config": {"awaited": awaited, "problems": refused}} if awaited or refused else {}
+
+    def close(self) -> None:
+        for task in self._sending.values():
+            task.cancel()
+        self._sending.clear()
+
+    def _wanted(self, deployment: str) -> bytes:
+        return self._configs.get(deployment, b"null")
+
+    def _update(self, instance_id: str, replica: ConfiguredReplica) -> None:
+        wanted = self._wanted(replica.deployment)
+        is_known = wanted == replica.config or (replica.config is None and wanted == b"null")
+        if replica.address is None or is_known or instance_id in self._sending:
+            return
+        work = self._send(instance_id, replica, replica.address, wanted)
+        self._sending[instance_id] = asyncio.get_running_loop().create_task(work)
+
+    async def _send(self, instance_id: str, replica: ConfiguredReplica, address: Address, config: bytes) -> None:
+        headers = f"{SECRET_HEADER}: {self._secret()}\r\n"
+        try:
+            answer = await fetch(
+                address, "POST", CONFIGURE_PATH, config, timeout_s=CONFIGURE_TIMEOUT_S, headers=headers
+            )
+        except NoResponse as error:  # sent again by the next `retry`
+            replica.problem = f"{instance_id} could not be told its user config: {error}"
+        else:
+            replica.config = config
+            why = str(CallFailed.from_answer(answer.status, answer.body))
+            refused = f"{instance_id} refused its user config: {shown(why, MAX_REFUSAL)}"
+            replica.problem = "" if answer.status < 300 else refused
+        finally:
+            if self._sending.get(instance_id) is asyncio.current_task():  # otherwise it was forgotten meanwhile
+                del self._sending[instance_id]
+        if replica.config == config:  # another config may be in force by now
+            self._update(instance_id, replica)
