@@ -26,10 +26,15 @@ types: $(READY)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
 # The cheapest first. Live tests wait for engines half of the time, so more of them run at once; a Ray cluster needs the cores.
+# A test that fails beside others runs once more by itself, so that a busy machine is told from a defect; both runs are shown.
+define pytest
+	$(BIN)/pytest $(1) || { test $$? = 1 && echo "once more, one at a time:" && $(BIN)/pytest -n 0 $(2) --last-failed --last-failed-no-failures none; }
+endef
+
 tests: $(READY)
-	$(BIN)/pytest -n $$(($(CORES) + 1)) -rs -m "not ray" --ignore tests/live
-	$(BIN)/pytest -n $$((2 * $(CORES) + 1)) -rs -m "not ray" tests/live
-	$(BIN)/pytest -rs -m ray
+	$(call pytest,-n $$(($(CORES) + 1)) -rs -m "not ray" --ignore tests/live,-m "not ray" --ignore tests/live)
+	$(call pytest,-n $$((2 * $(CORES) + 1)) -rs -m "not ray" tests/live,-m "not ray" tests/live)
+	$(call pytest,-rs -m ray,-m ray)
 
 format: $(READY)
 	$(BIN)/ruff format .

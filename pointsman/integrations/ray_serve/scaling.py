@@ -101,6 +101,10 @@ def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = Fal
     return made
 
 
+NOT_YET = object()
+"""In place of the answer of a call that still runs; None is an answer, too."""
+
+
 class PolicyCall:
     """One call of a policy on a thread of its own."""
 
@@ -117,13 +121,13 @@ class PolicyCall:
 
         threading.Thread(target=work, name="pointsman scaling", daemon=True).start()
 
-    def answer(self, limit_s: float) -> object | None:
-        """What it returned or raised; `TooSlow` after the limit; None: not yet."""
+    def answer(self, limit_s: float) -> object:
+        """What it returned or raised; `TooSlow` after the limit; `NOT_YET` before it."""
         try:
             return self._answer.get_nowait()
         except Empty:
             taken_s = time.monotonic() - self.began
-            return TooSlow(taken_s) if taken_s > limit_s else None
+            return TooSlow(taken_s) if taken_s > limit_s else NOT_YET
 
 
 class ServeScaling:
@@ -240,7 +244,7 @@ class ServeScaling:
         if self._call is None:
             return
         answer = self._call.answer(limit_s)
-        if answer is not None:
+        if answer is not NOT_YET:
             call, self._call = self._call, None
             one.decide(call.view, answer)
             if isinstance(answer, TooSlow):

@@ -20,9 +20,15 @@ def scaled(name: str) -> dict[str, Any]:
     return found
 
 
-def reports(name: str, fault: str) -> None:
-    """Wait for a report. On a busy machine any policy may be too slow at times, which is reported as well."""
-    until(lambda: fault in str(scaled(name).get("problem")), f"{name} reports {fault}")
+def reports(name: str, code: str) -> dict[str, Any]:
+    """Wait for a problem and return its facts. On a busy machine any policy may be too slow at times, which is a problem as well."""
+
+    def facts() -> dict[str, Any] | None:
+        problem = scaled(name).get("reasons", {}).get("problem") or {}
+        return problem["facts"] if problem.get("code") == code else None
+
+    found: dict[str, Any] = until(facts, f"{name} reports {code}")
+    return found
 
 
 def running(name: str) -> int:
@@ -59,15 +65,33 @@ def test_missed_deadlines_scale_an_application_and_broken_policies_stop_nothing(
             client.result()
     records = scaled("deadlines")["records"]
     assert [(one["before"], one["after"]) for one in records if one["after"] != one["before"]] == [(1, 2), (2, 3)]
-    reports("raises-scaling", "ZeroDivisionError: of the scaling policy")
-    reports("empty-scaling", "None")
-    reports("sleeps-scaling", "took")
+    assert reports("raises-scaling", "policy-raised")["text"] == "raised ZeroDivisionError: of the scaling policy"
+    assert reports("empty-scaling", "policy-answer-invalid")["found"] == "None"
+    assert reports("sleeps-scaling", "policy-too-slow")["limit_s"] == 0.2
     broken = ("raises-scaling", "empty-scaling", "sleeps-scaling")
     for name in broken:
         assert running(name) == 1
         assert cluster.ask(f"/{name}").status == 200
     for name in (*broken, "deadlines"):
         cluster.delete(name)
+
+
+def test_none_is_an_answer_of_a_policy() -> None:
+    from pointsman.integrations.ray_serve.scaling import NOT_YET, PolicyCall
+    from pointsman.scaling.policy import TooSlow
+    from tests.scaling.views import view
+
+    def late(about: Any) -> None:
+        release.wait(60)
+
+    release = Event()
+    call = PolicyCall(lambda about: None, view())
+    assert until(lambda: [answer for answer in [call.answer(60)] if answer is not NOT_YET], "it answers") == [None]
+    call = PolicyCall(late, view())
+    assert call.answer(60) is NOT_YET
+    assert isinstance(call.answer(0), TooSlow)
+    release.set()
+    assert until(lambda: not isinstance(found := call.answer(0), TooSlow) and [found], "it answers late") == [None]
 
 
 def test_problems_are_found_where_the_application_is_written() -> None:
