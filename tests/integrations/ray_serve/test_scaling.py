@@ -21,7 +21,7 @@ def scaled(name: str) -> dict[str, Any]:
 
 
 def reports(name: str, code: str) -> dict[str, Any]:
-    """Wait for a problem and return its facts. On a busy machine any policy may be too slow at times, which is a problem as well."""
+    """Wait for a problem and return its facts. On a busy machine, any policy may sometimes be too slow instead."""
 
     def facts() -> dict[str, Any] | None:
         problem = scaled(name).get("reasons", {}).get("problem") or {}
