@@ -5,6 +5,7 @@ A cycle is one decision, and its state ends with it. State that must last longer
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -239,6 +240,7 @@ class ProfileHandler(Protocol[C]):
         ...
 
 
+@cache
 def kebab_case(name: str) -> str:
     """QueueScorer -> queue-scorer."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
