@@ -9,7 +9,7 @@ BENCH  := .venv-bench
 # Tests start hundreds of Python processes; without compiled files each would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-ray bench-scaling bench-lab soak-simulation clean
+.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-ray bench-scaling bench-lab soak-simulation soak-properties clean
 
 run: $(RUNS)  ## two llama.cpp instances of a small chat model behind the gateway
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -64,6 +64,9 @@ bench-lab: $(READY)  ## simulated requests per second and core on a recording (P
 
 soak-simulation: $(READY)  ## a million simulated requests with 10,000 faults; prints the seed of a run that fails
 	$(BIN)/python -m bench.soak_simulation $(ARGS)
+
+soak-properties: $(READY)  ## property tests with 33 times as many examples, others each time; ARGS="tests/placement" for some of them
+	HYPOTHESIS_PROFILE=searching $(BIN)/pytest -n $(CORES) -m hypothesis $(ARGS)
 
 # The requirements files pin every package, dependencies included, hence --no-deps.
 $(RUNS): pyproject.toml requirements/run.txt

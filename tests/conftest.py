@@ -1,16 +1,17 @@
 """The same conditions for every run: property tests repeat themselves, and Ctrl-C works.
 
-HYPOTHESIS_PROFILE=searching pytest looks further, and elsewhere each time.
+`make soak-properties` looks further, and elsewhere each time.
 """
 
-import os
 import signal
 
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.register_profile("searching", deadline=None, max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+from tests.properties import PROFILE, examples
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
+settings.register_profile("searching", deadline=None, max_examples=examples(100))
+settings.load_profile(PROFILE)
 
 # A shell without job control ignores SIGINT in what it runs in the background, and processes of tests inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,32 +14,48 @@ MANY_METHODS = 12
 LONG_LINES = 500
 
 
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
 @cache
-def trees() -> dict[str, tuple[ast.Module, int]]:
-    """Module name -> its syntax tree and its number of lines."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = (ast.parse(text), text.count("\n"))
-    return found
+def tree_of(source: Path) -> ast.Module:
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(source: Path) -> list[ast.AST]:
+    """All nodes of its tree. Walking through the package takes as long as reading it."""
+    return list(ast.walk(tree_of(source)))
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Module name -> its file."""
+    parts = {source: source.relative_to(PACKAGE.parent).with_suffix("").parts for source in SOURCES}
+    return {".".join(names).removesuffix(".__init__"): source for source, names in parts.items()}
+
+
+@cache
+def lines() -> dict[str, int]:
+    """Module name -> its number of lines."""
+    return {module: source.read_text(encoding="utf-8").count("\n") for module, source in modules().items()}
 
 
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
     """(module, class) for every class, wherever in its module it stands."""
-    for module, (tree, _) in trees().items():
-        yield from ((module, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    for module, source in modules().items():
+        yield from ((module, node) for node in nodes_of(source) if isinstance(node, ast.ClassDef))
 
 
 def importers() -> dict[str, set[str]]:
     """Module -> the modules that import it."""
     found = defaultdict[str, set[str]](set)
-    for module, (tree, _) in trees().items():
-        for node in ast.walk(tree):
+    for module, source in modules().items():
+        for node in nodes_of(source):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
                 for name in names:
-                    found[name if name in trees() else node.module].add(module)
+                    found[name if name in modules() else node.module].add(module)
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     found[alias.name].add(module)
@@ -67,14 +83,14 @@ def short_modules_with_one_importer() -> list[str]:
     by = importers()
     return sorted(
         module
-        for module, (_, lines) in trees().items()
-        if lines <= SHORT_LINES and len(by[module] - {module}) == 1 and not _is_package(module)
+        for module, count in lines().items()
+        if count <= SHORT_LINES and len(by[module] - {module}) == 1 and not _is_package(module)
     )
 
 
 def long_modules() -> list[str]:
     """Modules of more than `LONG_LINES` lines."""
-    return sorted(module for module, (_, lines) in trees().items() if lines > LONG_LINES)
+    return sorted(module for module, count in lines().items() if count > LONG_LINES)
 
 
 HTTP_MODULES = ("httptools", "http.client", "http.server", "urllib.request", "h11")
@@ -82,7 +98,7 @@ HTTP_MODULES = ("httptools", "http.client", "http.server", "urllib.request", "h1
 
 def http_in(module: str) -> Iterator[tuple[int, str]]:
     """(line, what) where a module speaks HTTP by itself: imports a parser or a client, or writes a status line."""
-    for node in ast.walk(trees()[module][0]):
+    for node in nodes_of(modules()[module]):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name in HTTP_MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in HTTP_MODULES:
@@ -97,11 +113,11 @@ def _is_package(module: str) -> bool:
 
 def main() -> None:
     """Print the figures."""
-    lines = [count for _, count in trees().values()]
-    print("files", len(lines))
-    print("lines", sum(lines))
-    print("median", median(lines))
-    print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in lines))
+    sizes = lines().values()
+    print("files", len(sizes))
+    print("lines", sum(sizes))
+    print("median", median(sizes))
+    print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in sizes))
     print("... with one importer", len(short_modules_with_one_importer()))
     print("class names defined twice", len(repeated_class_names()))
     print(f"classes with more than {MANY_METHODS} methods", len(classes_with_many_methods()))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.house import PACKAGE, tree_of
+
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "pointsman"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 STEP = re.compile(r"^\d+\. `(?P<file>[\w/]+\.py)`: (?P<names>.+)$")
@@ -33,7 +34,7 @@ def walks() -> dict[str, list[tuple[str, str]]]:
 def names_in(file: str) -> set[str]:
     """Functions, classes and methods (`Class.method`) of a file."""
     found = set()
-    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+    for node in tree_of(PACKAGE / file).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):

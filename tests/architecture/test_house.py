@@ -14,7 +14,7 @@ LINES_PER_FILE = 163
 
 
 def test_files_are_ideas_not_fragments() -> None:
-    sizes = [lines for _, lines in house.trees().values()]
+    sizes = house.lines().values()
     assert sum(sizes) / len(sizes) >= LINES_PER_FILE
 
 
@@ -45,7 +45,7 @@ def test_all_http_is_in_one_room() -> None:
     """The status line, the parser and the standard library's clients are named in `http/` alone."""
     strangers = [
         f"{module}:{line}"
-        for module in house.trees()
+        for module in house.modules()
         if not module.startswith("pointsman.http")
         for line, _ in house.http_in(module)
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "pointsman"
+from tests.architecture.house import PACKAGE, SOURCES, nodes_of, tree_of
 
 FLOOR = {"types", "errors", "parameters", "reasons", "render", "selection"}
 DECIDERS = {"routing", "strategies", "placement", "scaling", "pipeline"}
@@ -71,7 +71,7 @@ def rooms() -> list[str]:
 
 def imported(source: Path) -> Iterator[tuple[str, int]]:
     """(module, line) of every import, wherever in the file it stands."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((name.name, node.lineno) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -86,7 +86,7 @@ RAY = ("integrations/ray_serve/", "runtimes/ray/")
 def test_only_its_own_folders_import_ray() -> None:
     importing = [
         f"{source.relative_to(PACKAGE)}:{line}"
-        for source in sorted(PACKAGE.rglob("*.py"))
+        for source in SOURCES
         if not str(source.relative_to(PACKAGE)).startswith(RAY)
         for module, line in imported(source)
         if module.split(".")[0] == "ray"
@@ -133,8 +133,7 @@ def test_no_clock_no_socket_no_chance_below_the_runtimes(room: str) -> None:
 
 @pytest.mark.parametrize("source", sorted({source for source, _ in GIVEN}))
 def test_who_knows_the_calendar_asks_no_clock(source: str) -> None:
-    tree = ast.parse((PACKAGE / source).read_text(encoding="utf-8"))
-    asked = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    asked = {node.attr for node in nodes_of(PACKAGE / source) if isinstance(node, ast.Attribute)}
     assert asked.isdisjoint({"now", "utcnow", "today"})
 
 
@@ -143,7 +142,7 @@ def test_nothing_waits_below_the_runtimes(room: str) -> None:
     waiting = [
         f"{source.relative_to(PACKAGE)}:{node.lineno}"
         for source in sources(room)
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        for node in nodes_of(source)
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith)
     ]
     assert waiting == []
@@ -155,7 +154,7 @@ def test_nothing_lives_at_module_level(room: str) -> None:
     homes = [
         f"{source.relative_to(PACKAGE)}:{node.lineno}"
         for source in sources(room)
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        for node in tree_of(source).body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         and isinstance(node.value, ast.Dict | ast.List | ast.Set)
         and not (node.value.keys if isinstance(node.value, ast.Dict) else node.value.elts)

@@ -1,8 +1,9 @@
 """The simulation decides nothing by itself: it runs the dispatcher, the controller and the policies of the product."""
 
 import ast
+from collections.abc import Iterator
 
-from tests.architecture.house import PACKAGE, trees
+from tests.architecture.house import PACKAGE, modules, nodes_of
 from tests.architecture.test_layers import imported
 
 SIMULATION = "pointsman.runtimes.simulation"
@@ -13,14 +14,17 @@ NAMES = {"pointsman.routing.handlers.disagg.PREFILLER", "pointsman.routing.handl
 """A header, and how it names an endpoint."""
 
 
-def sources() -> dict[str, ast.Module]:
-    return {name: tree for name, (tree, _) in trees().items() if name.startswith(SIMULATION)}
+def nodes() -> Iterator[ast.AST]:
+    """Of all files of the simulation."""
+    for name, source in modules().items():
+        if name.startswith(SIMULATION):
+            yield from nodes_of(source)
 
 
 def test_what_decides_is_defined_once_and_not_in_the_simulation() -> None:
     defined: dict[str, list[str]] = {name: [] for name in MACHINES}
-    for module, (tree, _) in trees().items():
-        for node in ast.walk(tree):
+    for module, source in modules().items():
+        for node in nodes_of(source):
             if isinstance(node, ast.ClassDef) and node.name in MACHINES:
                 defined[node.name].append(module)
     assert {name: len(found) for name, found in defined.items()} == dict.fromkeys(MACHINES, 1)
@@ -36,12 +40,7 @@ def test_the_simulation_runs_the_plane_and_the_lanes_of_the_product() -> None:
         "pointsman.runtimes.traffic.Traffic",
         "pointsman.scaling.autoscaler.Autoscaler",
     } <= used
-    made = {
-        node.func.id
-        for tree in sources().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+    made = {node.func.id for node in nodes() if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert {"Plane", "Traffic", "ControlLoop"} <= made
 
 
@@ -49,8 +48,7 @@ def test_the_simulation_subclasses_nothing_that_decides() -> None:
     """It could override a decision there."""
     bases = {
         base.id
-        for tree in sources().values()
-        for node in ast.walk(tree)
+        for node in nodes()
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if isinstance(base, ast.Name)

@@ -5,16 +5,15 @@ The tests read the source; nothing but the table of sentences is imported.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pointsman.render.sentences import SENTENCES
+from tests.architecture.house import PACKAGE, SOURCES, nodes_of
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "pointsman"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 TEXTS = {"why", "reason", "text", "message", "words", "short_reason", "problem"}
 """Attributes, JSON fields and variables that hold the text of a reason."""
@@ -49,9 +48,9 @@ def is_text(node: ast.AST) -> bool:
     return False
 
 
-def readings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def readings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """(line, expression) where the text of a reason is read."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=read, attr=method)) if method in READING and is_text(read):
                 yield node.lineno, ast.unparse(node)
@@ -75,7 +74,7 @@ def test_no_function_reads_the_text_of_a_reason() -> None:
         f"{source.relative_to(PACKAGE)}:{line}: {expression}"
         for source in SOURCES
         if str(source.relative_to(PACKAGE)) not in NO_REASONS
-        for line, expression in readings(ast.parse(source.read_text(encoding="utf-8")))
+        for line, expression in readings(nodes_of(source))
     ]
     assert found == []
 
@@ -97,7 +96,7 @@ def test_no_function_reads_the_text_of_a_reason() -> None:
     ],
 )
 def test_what_reads_a_text_is_found(code: str) -> None:
-    assert list(readings(ast.parse(code)))
+    assert list(readings(ast.walk(ast.parse(code))))
 
 
 # Codes
@@ -106,7 +105,7 @@ def test_what_reads_a_text_is_found(code: str) -> None:
 def made_codes() -> Iterator[tuple[str, str]]:
     """(code, where) of every reason made in the package with a literal code."""
     for source in SOURCES:
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for node in nodes_of(source):
             match node:
                 case ast.Call(func=ast.Name(id="Reason"), args=[ast.Constant(value=str(code)), *_]):
                     pass
@@ -129,7 +128,7 @@ def test_every_sentence_is_of_a_code_that_is_made() -> None:
         node.value
         for source in SOURCES
         if source.name != "sentences.py"
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        for node in nodes_of(source)
         if isinstance(node, ast.Constant)
     }
     assert SENTENCES.keys() - literals == set()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "pointsman"
+from tests.architecture.house import PACKAGE, SOURCES, nodes_of
 
 ROOTS = {"runtimes/choosing.py", "__init__.py", "pipeline/nodes.py", "lab/traffic/replay.py"}
 """Composition roots: planes by name; the in-process manager and pipelines, imported when they are first used; replays,
@@ -27,12 +27,12 @@ def place(source: Path, node: ast.AST) -> str:
 
 def test_concrete_runtimes_are_named_in_composition_roots_only() -> None:
     found = []
-    for source in sorted(PACKAGE.rglob("*.py")):
+    for source in SOURCES:
         inside = source.relative_to(PACKAGE)
         if str(inside) in ROOTS:
             continue
         own = f"pointsman.runtimes.{inside.parts[1]}" if inside.parts[0] == "runtimes" and len(inside.parts) > 2 else ""
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for node in nodes_of(source):
             if isinstance(node, ast.ImportFrom):
                 modules = [f"{node.module}.{name.name}" for name in node.names]
             elif isinstance(node, ast.Import):
@@ -53,13 +53,9 @@ def test_concrete_runtimes_are_named_in_composition_roots_only() -> None:
 def test_nothing_above_runtimes_assumes_that_a_worker_is_this_machine(room: str) -> None:
     found = []
     for source in sources(room):
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-        docs = {
-            id(node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        }
-        for node in ast.walk(tree):
+        nodes = nodes_of(source)
+        docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
                 found += [f"{place(source, node)} says {word}" for word in OF_THIS_MACHINE if word in node.value]
             name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "arg", None)

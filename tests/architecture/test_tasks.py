@@ -6,9 +6,10 @@ nothing is imported.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "pointsman"
+from tests.architecture.house import PACKAGE, SOURCES, tree_of
 
 STARTS = {"create_task", "ensure_future", "call_later", "call_at", "Thread", "run_coroutine_threadsafe", "to_thread"}
 KEEPER = "runtimes/tasks.py"
@@ -94,11 +95,12 @@ def started(source: Path) -> Iterator[str]:
                     yield f"{source.relative_to(PACKAGE)} {'.'.join(names)}"
             yield from walk(child, inside)
 
-    yield from walk(ast.parse(source.read_text(encoding="utf-8")), ())
+    yield from walk(tree_of(source), ())
 
 
+@cache
 def found() -> set[str]:
-    sources = {source: str(source.relative_to(PACKAGE)) for source in PACKAGE.rglob("*.py")}
+    sources = {source: str(source.relative_to(PACKAGE)) for source in SOURCES}
     ours = [source for source, name in sources.items() if name != KEEPER and not name.startswith(ELSEWHERE)]
     return {where for source in ours for where in started(source)}
 

@@ -13,8 +13,8 @@ import pytest
 from pointsman.cli.main import main, parser
 from pointsman.cli.suggestions import example
 from pointsman.errors import PROGRAM_CALL, command
+from tests.architecture.house import PACKAGE, SOURCES, nodes_of
 
-PACKAGE = Path(__file__).parents[2] / "pointsman"
 COMMANDS = "up|plan|apply|status|explain|requests|logs|scale|drain|down|key|build|deploy|rollback|delete|estimate|place"
 NAMED = re.compile(rf"pointsman ({COMMANDS}|check|rehearse|schema|completion)\b")
 FOR_CLIENTS = {"gateway/pages.py"}
@@ -25,11 +25,10 @@ HELP = {"description", "summary", "help", "example", "by"}
 
 def texts(source: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of every string of a module that is neither a docstring nor help."""
-    tree = ast.parse(source.read_text(encoding="utf-8"))
     skipped: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Expr):
-            skipped |= {id(part) for part in ast.walk(node) if isinstance(part, ast.Constant) and part is node.value}
+            skipped.add(id(node.value))
         elif isinstance(node, ast.keyword):
             skipped |= set(map(id, ast.walk(node.value))) if node.arg in HELP else set()
         elif isinstance(node, ast.Assign):
@@ -38,7 +37,7 @@ def texts(source: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Dict):
             keys = [getattr(key, "value", None) for key in node.keys]
             skipped |= {id(value) for key, value in zip(keys, node.values, strict=True) if key in HELP}
-    for node in ast.walk(tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
             yield node.lineno, node.value
 
@@ -46,7 +45,7 @@ def texts(source: Path) -> Iterator[tuple[int, str]]:
 def test_messages_do_not_spell_commands_themselves() -> None:
     spelled = [
         f"{source.relative_to(PACKAGE)}:{line}: {text}"
-        for source in sorted(PACKAGE.rglob("*.py"))
+        for source in SOURCES
         if str(source.relative_to(PACKAGE)) not in FOR_CLIENTS
         for line, text in texts(source)
         if NAMED.search(text)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pointsman.config import Problem, json_schema, load
 from pointsman.errors import ConfigError
+from tests.properties import examples
 
 DOCUMENTS = [yaml.safe_load(file.read_text()) for file in sorted((Path(__file__).parent / "published").glob("*.yaml"))]
 DOCUMENTS += [
@@ -94,7 +95,7 @@ def damaged(draw: st.DrawFn) -> Any:
     return data
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(damaged())
 def test_a_damaged_document_gives_a_plan_or_problems_with_lines(data: Any) -> None:
     text = yaml.safe_dump(data, sort_keys=False)
@@ -103,7 +104,7 @@ def test_a_damaged_document_gives_a_plan_or_problems_with_lines(data: Any) -> No
         assert 1 <= problem.line <= text.count("\n") + 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-[]{}&*<> \n\t'\"#|?!%@`,0"), max_size=60))
 def test_any_text_gives_a_plan_or_problems(text: str) -> None:
     problems_of(text)

@@ -5,21 +5,19 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
 
-import pointsman
 from pointsman.config import load_manifest, load_picker
 from pointsman.config.problems import is_list
 from pointsman.config.registry import PluginType, engines, plugins, policies, scaling_policies
 from pointsman.config.schema import KINDS, PickerBody
 from pointsman.config.validation import Field, fields_of
 from pointsman.parameters import NoEffect, unmarked
+from tests.architecture.house import SOURCES, nodes_of
 
-PACKAGE = Path(pointsman.__file__).parent
 IDENTITY = {"api_version", "kind"}
 """They say what a document is, and are checked when it is read."""
 HANDED_ON = {"FaultSpec"}
@@ -50,10 +48,10 @@ def structs_in(annotation: Any) -> Iterator[type[msgspec.Struct]]:
 def read_in_package() -> frozenset[str]:
     """Names of attributes that are read anywhere, and texts that name them for getattr."""
     found: set[str] = set()
-    for file in PACKAGE.rglob("*.py"):
-        if file.name == "schema.py":
+    for source in SOURCES:
+        if source.name == "schema.py":
             continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(source):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 found.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -25,6 +25,7 @@ from pointsman.errors import ConfigError
 from pointsman.placement.asks import Claim, Place, Tier
 from pointsman.placement.fleet import FREE_BYTES, FREE_CPUS, FREE_MEMORY, FREE_SHARE, Occupant
 from pointsman.types import Gpu, Worker, WorkerStatus
+from tests.properties import examples
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "fleet.md"
@@ -369,7 +370,7 @@ def damaged(draw: st.DrawFn) -> Any:
     return data
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(damaged())
 def test_a_damaged_file_gives_a_plan_or_problems_with_lines(data: Any) -> None:
     text = yaml.safe_dump(data, sort_keys=False)

@@ -31,6 +31,7 @@ from pointsman.control.instances import InstanceStatus, Phase
 from pointsman.control.reconcile import What, reconcile
 from pointsman.reasons import Reason
 from tests.control.worlds import World, about, adopted, deployment, launched, server, wish, with_lifecycle
+from tests.properties import examples
 
 IDS = ["m-1", "m-2", "m-3", "m-4", "x-1", "x-2", "gpu", "m-gpu", "x-gpu", "m-gpu-2", "unknown"]
 
@@ -263,4 +264,4 @@ class Fire(RuleBasedStateMachine):
 
 
 TestFire = Fire.TestCase
-TestFire.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFire.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

@@ -30,6 +30,7 @@ from pointsman.placement.fleet import FREE_BYTES, FREE_MEMORY
 from pointsman.reasons import Reason
 from pointsman.types import Gpu, Worker
 from tests.control.worlds import adopted, launched
+from tests.properties import examples
 
 GIB = 1 << 30
 
@@ -462,4 +463,4 @@ class Claims(RuleBasedStateMachine):
 
 
 TestClaims = Claims.TestCase
-TestClaims.settings = settings(max_examples=60, stateful_step_count=25)
+TestClaims.settings = settings(max_examples=examples(60), stateful_step_count=25)

@@ -32,6 +32,7 @@ from tests.gateway.bed import Bed, MakeBed
 from tests.gateway.memory import Memory, requests, statuses
 from tests.gateway.mutations import mutated, pieces
 from tests.gateway.wire import HEALTH, chat, post
+from tests.properties import examples
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 BODY = b'{"model": "m", "messages": [], "stream": true}'
@@ -90,7 +91,7 @@ def results_of(memory: Memory, parts: list[bytes]) -> tuple[list[int], list[byte
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
     """Responses and forwarded requests do not depend on how the bytes are split."""
     sent = data.draw(mutated(REQUESTS))
@@ -102,7 +103,7 @@ def test_mutated_requests(memory: Memory, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=300), st.data())
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_random_bytes(memory: Memory, sent: bytes, data: st.DataObject) -> None:
     _, bodies, _ = results_of(memory, data.draw(pieces(sent)))
     assert bodies == []
@@ -112,7 +113,7 @@ MOVES = st.sampled_from(["turn", "respond", "part of a response", "pause or resu
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject) -> None:
     """Also during responses: `disconnect_all` checks that nothing is left."""
     parts = data.draw(pieces(data.draw(mutated([*REQUESTS, HEAD], most=1))))
@@ -139,7 +140,7 @@ def test_clients_may_disconnect_at_any_point(memory: Memory, data: st.DataObject
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
     """Whatever an instance sends before it closes, the client gets one complete response or a visible truncation."""
     response = [data.draw(pieces(data.draw(mutated(ANSWERS)))) for _ in range(2)]
@@ -160,7 +161,7 @@ def test_mutated_responses(memory: Memory, data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200) | mutated([head.partition(b"\r\n\r\n")[0] for head in ANSWERS]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_mutated_response_heads(head: bytes) -> None:
     try:
         read = ResponseHead(head)
@@ -178,7 +179,7 @@ def facts(head: ResponseHead) -> tuple[object, ...]:
 
 
 @given(st.sampled_from(ANSWERS), mutated(ANSWERS, most=2))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_a_response_head_that_is_repeated_is_read_as_if_it_were_new(first: bytes, second: bytes) -> None:
     before, end, _ = first.partition(b"\r\n\r\n")
     repeated = RepeatedResponseHead()
@@ -227,14 +228,14 @@ CHUNKS = [
 
 
 @given(st.data())
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     sent = data.draw(mutated(CHUNKS, most=2))
     assert unchunked(data.draw(pieces(sent))) == unchunked([sent])
 
 
 @given(st.lists(mutated(CHUNKS, most=1), max_size=6))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_a_chunk_in_a_read_of_its_own_is_read_like_any_other(parts: list[bytes]) -> None:
     assert unchunked(parts, shortcut=True) == unchunked(parts)
 
@@ -261,7 +262,7 @@ def test_trailers_have_one_limit_however_they_arrive(excess: int, state: str) ->
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=8), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_chunked_bodies_round_trip(parts: list[bytes], data: st.DataObject) -> None:
     sent = b"".join(map(chunk, parts)) + LAST_CHUNK
     assert unchunked(data.draw(pieces(sent))) == ("ended", b"".join(parts))
@@ -279,7 +280,7 @@ EVENTS = [
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_events_are_forwarded_whole(data: st.DataObject) -> None:
     sent = data.draw(mutated(EVENTS, most=2))
     events, passed = EventStream(), []
@@ -291,7 +292,7 @@ def test_events_are_forwarded_whole(data: st.DataObject) -> None:
 
 
 @given(st.lists(mutated(EVENTS, most=1), max_size=6))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_usual_events_are_read_like_any_other(parts: list[bytes]) -> None:
     events, slow = EventStream(), EventStream()
     for part in parts:
@@ -315,7 +316,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON | st.dictionaries(st.sampled_from(FIELDS), JSON), max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_bodies_of_any_shape(body: dict[str, object]) -> None:
     raw: dict[bytes, bytes] = {}
     try:
@@ -333,7 +334,7 @@ def test_bodies_of_any_shape(body: dict[str, object]) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_headers_of_any_shape(raw: dict[bytes, bytes]) -> None:
     raw = {name: bytes(byte for byte in value if byte not in b"\r\n\0") for name, value in raw.items()}
     try:
@@ -357,7 +358,7 @@ def test_mutated_requests_over_sockets() -> None:
     backend = bed.backend(stream_or_answer)
 
     @given(st.data())
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     def run(data: st.DataObject) -> None:
         sent = data.draw(mutated([*REQUESTS, HEAD]))
         client = bed.client()
@@ -392,7 +393,7 @@ def test_mutated_responses_over_sockets() -> None:
     bed.backend(script)
 
     @given(mutated(ANSWERS))
-    @settings(max_examples=100)
+    @settings(max_examples=examples(100))
     def run(mutated_response: bytes) -> None:
         nonlocal response
         with lock:

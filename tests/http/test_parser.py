@@ -16,6 +16,7 @@ from pointsman.http.heads import LONG_BYTES, HttpRequest, read_fast
 from tests.gateway.memory import Memory, read_into_buffers, requests, statuses
 from tests.gateway.mutations import mutated
 from tests.gateway.wire import chat
+from tests.properties import examples
 
 LIMITS = LimitsSpec(max_header_bytes=5000)
 PLAIN = chat()
@@ -54,7 +55,7 @@ class Parsed:
 
 
 @given(mutated([PLAIN, chat("accept: */*", "authorization: Bearer key"), chat("connection: keep-alive")], most=2))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_the_fast_parser_agrees_with_llhttp(data: bytes) -> None:
     read = read_fast(data, 0, LIMITS)
     if read is None:
@@ -76,7 +77,7 @@ def facts(read: tuple[HttpRequest, int, int] | None) -> object:
 
 
 @given(mutated([PLAIN, chat(prompt="longer"), chat("accept: */*"), chat("Content-length: 9")], most=2))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_a_head_that_is_repeated_is_read_as_if_it_were_new(data: bytes) -> None:
     """The first request of a connection is a plain one."""
     first = read_fast(PLAIN, 0, LIMITS)
@@ -214,7 +215,7 @@ BODIES = [
     sent=st.lists(st.sampled_from(BODIES), min_size=1, max_size=3).map(b"".join),
     cuts=st.lists(st.integers(1, 3 * LARGE_BYTES), max_size=6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_bytes_that_are_read_into_buffers_are_the_same_requests(sent: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(cut for cut in set(cuts) if cut < len(sent)), len(sent)]
     pieces = [sent[start:end] for start, end in pairwise(edges)]

@@ -20,6 +20,7 @@ from pointsman.pipeline import (
     NodeOptions,
 )
 from pointsman.pipeline.document import graph_document, read, to_yaml, written
+from tests.properties import examples
 
 INPUT = FromInput((Access(0),))
 WHOLE = "expected a list of keys, such as [0] or [user, {attribute: name}]; [] is the whole input"
@@ -228,7 +229,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(names, graphs())
 def test_what_is_written_is_read_back_the_same(name: str, made: Graph) -> None:
     name = f"app-{name}"[:40]

@@ -21,6 +21,7 @@ from pointsman.placement.placer import Placed, Placer
 from pointsman.types import Worker
 from tests.placement.judging import Room, wrong_with
 from tests.placement.situations import asks, workers
+from tests.properties import examples
 
 
 def columns(fleet: Fleet) -> dict[str, list[float]]:
@@ -131,5 +132,5 @@ class AnySequence(RuleBasedStateMachine):
         assert not self.fleet.occupants.of("d")
 
 
-AnySequence.TestCase.settings = settings(max_examples=30, stateful_step_count=30)
+AnySequence.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=30)
 TestAnySequence = AnySequence.TestCase

@@ -9,6 +9,7 @@ from pointsman.placement.moves import defragment, preempt
 from pointsman.placement.placer import Placed, Placer
 from pointsman.placement.refusals import Refused
 from pointsman.types import Gpu, Worker
+from tests.properties import examples
 
 GIB = 1 << 30
 
@@ -92,7 +93,7 @@ def test_instances_without_an_ask_do_not_move() -> None:
     st.lists(st.integers(2, 14), max_size=6),
     st.integers(8, 24),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_plans_can_be_carried_out(workers: list[list[int]], residents: list[int], size: int) -> None:
     """In order, and every instance always has room."""
     fleet = fleet_of(*map(tuple, workers))

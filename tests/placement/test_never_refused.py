@@ -21,6 +21,7 @@ from pointsman.types import Gpu, Worker
 from tests.placement.fleets import places_in
 from tests.placement.judging import feasible_tiers, most_layers, wrong_with
 from tests.placement.situations import asks, needs, workers
+from tests.properties import examples
 
 
 @st.composite
@@ -38,7 +39,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 
 @given(fleets(), asks(), st.lists(asks(), max_size=2))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_the_first_tier_that_fits_is_used(fleet: Fleet, ask: Ask, usual: list[Ask]) -> None:
     feasible = feasible_tiers(ask, fleet)
     first = next((tier for tier in ask.tiers or Tier if tier in feasible), None)
@@ -59,7 +60,7 @@ EVERYTHING = EngineAbility(needs_gpu=False, partial_offload=True)
     ids=lambda tier: tier.__name__,
 )
 @given(fleet=fleets(), ask=asks())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_each_tier_alone(tier: type[ResourceFit], fleet: Fleet, ask: Ask) -> None:
     ask = msgspec.structs.replace(
         ask,
@@ -93,7 +94,7 @@ def bare_workers(draw: st.DrawFn, name: str) -> Worker:
 
 
 @given(st.tuples(*(bare_workers(f"w{number}") for number in range(3))), needs())
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_pipelines_over_gpus_of_all_sizes(listed: tuple[Worker, ...], need: object) -> None:
     fleet = Fleet(listed)
     ask = Ask(instance_id="new", need=need, several_workers=True)  # type: ignore[arg-type]

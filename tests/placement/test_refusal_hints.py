@@ -15,6 +15,7 @@ from pointsman.selection import LabelSelector
 from pointsman.types import WorkerStatus
 from tests.placement.fleets import GIB, LLAMA, ask, fleet, gpu, need, place, worker
 from tests.placement.situations import asks, workers
+from tests.properties import examples
 
 LONG = Need(
     layer_bytes=(GIB,) * 32,
@@ -175,7 +176,7 @@ def test_whether_there_will_ever_be_room(asked: Ask, where: Fleet, why: str) -> 
 
 
 @given(st.tuples(*(workers(f"w{number}") for number in range(3))), asks())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_every_hint_that_is_taken_helps(listed: tuple[object, ...], asked: Ask) -> None:
     where = Fleet(listed)  # type: ignore[arg-type]
     placer = Placer(where)

@@ -15,6 +15,7 @@ from pointsman.render.fleet_svg import fleet_svg
 from pointsman.render.fleet_text import BarPart, FleetView, PartKind, fleet_text, shared_out
 from pointsman.render.svg import colour
 from pointsman.types import Gpu, Worker, WorkerStatus
+from tests.properties import examples
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
@@ -243,7 +244,7 @@ def test_nothing_is_drawn_outside() -> None:
     assert "220 GiB too much" in {element.text for element in document.iter(f"{SVG}text")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20), st.text(max_size=10))
 def test_any_name_can_be_drawn(name: str, deployment: str, rack: str) -> None:
     one = Worker(

@@ -18,6 +18,7 @@ from pointsman.render.graph import Box, GraphParts, parts_of
 from pointsman.render.graph_text import dot, graph_text, mermaid, tracks
 from pointsman.render.svg import fitted
 from pointsman.render.text import cells, cut
+from tests.properties import examples
 
 INPUT = FromInput()
 
@@ -337,7 +338,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return Graph(nodes=tuple(nodes), calls=tuple(calls), output=output if len(output) > 1 else output[0])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(graphs())
 def test_parts_of_any_graph(any_graph: Graph) -> None:
     parts = parts_of(any_graph)
@@ -361,7 +362,7 @@ def test_parts_of_any_graph(any_graph: Graph) -> None:
     assert parts_of(any_graph) == parts
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(graphs(), st.integers(30, 120))
 def test_any_graph_in_a_terminal(any_graph: Graph, width: int) -> None:
     text = graph_text("any", any_graph, width)

@@ -42,6 +42,7 @@ from pointsman.selection import SchedulingFailure
 from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+from tests.properties import examples
 
 
 def instance(name: str, limit: int | None = 1, model: str = "m", **facts: Any) -> ExecutionInstance:
@@ -479,7 +480,7 @@ class Fire(RuleBasedStateMachine):
 
 
 TestFire = Fire.TestCase
-TestFire.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFire.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("limit", [1, 3])

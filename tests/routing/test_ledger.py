@@ -14,6 +14,7 @@ from pointsman.routing.request_table import Hold, Ledger, holds_of
 from pointsman.selection import Cycle, SchedulingResult
 from pointsman.selection.columns import ARRAYS_FROM
 from pointsman.types import ExecutionInstance, RequestMetadata
+from tests.properties import examples
 from tests.routing.fleets import result_of
 
 
@@ -131,7 +132,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from([3, ARRAYS_FROM]), steps)
 def test_columns_return_to_zero_through_any_sequence(number: int, moves: list[Any]) -> None:
     fleet = fleet_of(number)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointsman.routing.outliers import FAILED, MIN_ERRORS_ALONE, WINDOW_S, Doubt, Outlier, Outliers, Streak, kind_of
+from tests.properties import examples
 
 PEERS = ("a", "b", "c", "d")
 
@@ -114,7 +115,7 @@ def test_only_the_larger_share_stands_out(own: Traffic, others: list[Traffic]) -
         assert found.errors / found.results - found.peer_errors / found.peer_results > 0.05  # whole numbers are shown
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0, 5)), min_size=1, max_size=300))
 def test_equal_chances_stand_out_for_none(steps: list[tuple[str, float]]) -> None:
     """Each instance has an error with every fourth of its requests, wherever requests go and whenever they come."""

@@ -20,6 +20,7 @@ from pointsman.routing.producers.prefix_index import (
     first_link,
     token_bytes,
 )
+from tests.properties import examples
 
 # Hashes
 
@@ -347,4 +348,4 @@ class Beside(RuleBasedStateMachine):
 
 
 TestBeside = Beside.TestCase
-TestBeside.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBeside.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -52,6 +52,7 @@ from pointsman.strategies import (
 )
 from pointsman.strategies.dispatching import plan_for
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
+from tests.properties import examples
 
 
 class FirstFit(SchedulingPolicy):
@@ -385,4 +386,4 @@ class Reconfigurations(RuleBasedStateMachine):
 
 
 TestReconfigurations = Reconfigurations.TestCase
-TestReconfigurations.settings = settings(max_examples=60, stateful_step_count=30)
+TestReconfigurations.settings = settings(max_examples=examples(60), stateful_step_count=30)

@@ -23,6 +23,7 @@ from pointsman.routing.endpoints import (
     Metrics,
 )
 from pointsman.selection.columns import ARRAYS_FROM
+from tests.properties import examples
 from tests.routing.test_endpoints import EVERY, fleet_of, instance, row_of, sizes, value
 
 # Learning
@@ -157,7 +158,7 @@ class Columns(RuleBasedStateMachine):
 
 
 TestColumns = Columns.TestCase
-TestColumns.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestColumns.settings = settings(max_examples=examples(40), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("extra", [0, ARRAYS_FROM])

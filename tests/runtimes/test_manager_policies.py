@@ -16,6 +16,7 @@ from pointsman.routing.events import Outcome, Refusal
 from pointsman.runtimes.inprocess import ControlPlaneManager
 from pointsman.strategies import FIFOPolicy, SchedulingPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority, SchedulingDecision
+from tests.properties import examples
 from tests.runtimes.planes import Plane, instance, sent
 
 # Policies
@@ -423,4 +424,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLives.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

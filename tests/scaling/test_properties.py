@@ -31,6 +31,7 @@ from pointsman.scaling import (
     Wish,
     invoke,
 )
+from tests.properties import examples
 from tests.scaling.views import NOON, flat, view
 from tests.scaling.worlds import World
 
@@ -71,7 +72,7 @@ def test_every_built_in_policy_is_here() -> None:
     assert SCALING_POLICIES.keys() <= BUILT_IN.keys()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(LIMITS, TALES)
 def test_limits_hold_for_any_answers(limits: ScalingLimits, tale: Any) -> None:
     guard = Guard("chat", limits, "any")
@@ -127,7 +128,7 @@ def test_a_restored_guard_continues(limits: ScalingLimits, tale: Any, place: int
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=3)
+@settings(max_examples=examples(3))
 @given(
     load=st.sampled_from([0.0, 0.3, 1.0, 6.0, 7.9, 13.0, 40.0]),
     concurrency=st.sampled_from([2, 4]),
@@ -148,7 +149,7 @@ def test_a_constant_load_settles(
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=3)
+@settings(max_examples=examples(3))
 @given(seed=st.integers(0, 99), limits=LIMITS)
 def test_any_load_keeps_any_policy_within_bounds(name: str, seed: int, limits: ScalingLimits) -> None:
     dice = Random(seed)
@@ -192,7 +193,7 @@ def filled(seen: DeploymentView) -> DeploymentView:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(seen=VIEWS.map(filled))
 def test_policies_change_only_their_state_and_are_deterministic(name: str, seen: DeploymentView) -> None:
     policy = BUILT_IN[name]()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pointsman.scaling.policy import Window
 from pointsman.scaling.windows import Events, Gauge, LazyWindows, looking_back
+from tests.properties import examples
 
 STEPS = st.lists(st.tuples(st.sampled_from([0.5, 1.0, 7.0]), st.integers(0, 30).map(float)), min_size=1, max_size=60)
 
@@ -41,7 +42,7 @@ def test_a_gauge_is_weighted_by_time(steps: list[tuple[float, float]], seconds: 
     assert min(value for _, value in steps) <= window.p50 <= window.p99 <= most
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(st.integers(0, 1000), st.sampled_from([30.0, 300.0, 3600.0]))
 def test_merged_samples_are_nearly_the_same(seed: int, seconds: float) -> None:
     gauge, samples, chance = Gauge(3600.0), [], Random(seed)

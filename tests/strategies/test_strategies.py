@@ -24,6 +24,7 @@ from pointsman.strategies import (
     SLOAwarePolicy,
 )
 from pointsman.types import ExecutionInstance, ParallelismType, RequestMetadata, RequestPriority
+from tests.properties import examples
 
 ALL: list[type[SchedulingPolicy]] = [
     FIFOPolicy,
@@ -250,7 +251,7 @@ def test_a_batch_spreads_over_equal_instances(strategy: type[SchedulingPolicy]) 
 
 @pytest.mark.parametrize("strategy", ALL)
 @given(case=st.integers().map(lambda seed: random_case(Random(seed))), seed=st.integers(0, 99))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_contract_holds_in_every_case(strategy: type[SchedulingPolicy], case: RequestCase, seed: int) -> None:
     policy, again = strategy(), strategy()
     policy.now = again.now = 100.0

@@ -38,6 +38,7 @@ from pointsman.wire import (
     template,
 )
 from pointsman.wire.blobs import MAX_BINARY_CONTAINERS, MAX_VALUES
+from tests.properties import examples
 
 pack = msgspec.msgpack.encode
 
@@ -105,7 +106,7 @@ def reads(decode: Callable[[], object]) -> None:
 
 
 @given(mutated(GOOD))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_mutated_values(blob: bytes) -> None:
     reads(lambda: decode_plain(blob))
     reads(lambda: files_of(blob))
@@ -124,7 +125,7 @@ def _has_no_pickle(blob: bytes) -> bool:
 
 
 @given(mutated(CALLS))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_mutated_calls(body: bytes) -> None:
     def decode() -> None:
         head, blobs = decode_call(body)
@@ -137,7 +138,7 @@ def test_mutated_calls(body: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 def test_random_bytes(data: bytes) -> None:
     reads(lambda: decode_plain(b"\0" + data))
     reads(lambda: decode_call(data))
@@ -146,7 +147,7 @@ def test_random_bytes(data: bytes) -> None:
 
 
 @given(st.recursive(st.integers(), lambda inside: st.lists(inside, max_size=3)), st.integers(), st.integers())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_spans_beyond_shared_memory(names: Any, offset: int, length: int) -> None:
     """A span may not reach out of its file, whatever it says."""
     with tempfile.TemporaryDirectory() as folder:
@@ -261,7 +262,7 @@ def test_large_arrays_are_accepted() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_counts_of_random_bytes(data: bytes) -> None:
     reads(lambda: check_counts(b"\0" + data * 300))
     reads(lambda: check_counts_of_json(data * 300))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pointsman.placement.asks import Cuts, Need
 from pointsman.placement.fit.stages import in_any_order, largest_first
+from tests.properties import examples
 
 
 def filled(cuts: Cuts, rooms: list[float]) -> bool:
@@ -58,7 +59,7 @@ uneven = st.builds(
 
 
 @given(uneven, st.lists(st.integers(1, 12).map(float), max_size=5), st.sampled_from([1, 2]))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_no_order_is_overlooked(need: Need, rooms: list[float], tp: int) -> None:
     cuts = Cuts(need, tp)
     possible = [

@@ -15,6 +15,7 @@ from pointsman.routing.queue import (
     RoundRobinFairnessPolicy,
     VirtualTokenCounterFairnessPolicy,
 )
+from tests.properties import examples
 from tests.routing.queue.waiting import bands_of, ids, item, size_bytes
 
 FAIRNESS: list[FairnessPolicy] = [
@@ -189,4 +190,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
 from pointsman.runtimes.machine.store import FILE, MAX_SCALING_RECORDS, MAX_VERSIONS, Store, StoredProcess
+from tests.properties import examples
 
 FIRST, SECOND = ManifestText("one", "/a", "one.yaml"), ManifestText("two", "/b")
 KNOWN = StoredProcess("m-1", "m", "recipe", "127.0.0.1", 4000)
@@ -186,7 +187,7 @@ def content(state: Path) -> tuple[object, ...]:
 
 
 @given(changes=st.lists(CHANGES, max_size=30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_fails_meanwhile_the_file_is_the_same_in_the_end(changes: list[tuple[str, str, int]]) -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         sound, broken = Store(Path(one)), Store(Path(other))
