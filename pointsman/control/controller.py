@@ -86,10 +86,13 @@ def _worker_seen(event: events.WorkerSeen, turn: Transition) -> None:
 
 
 def _worker_lost(event: events.WorkerLost, turn: Transition) -> None:
+    why = Reason("worker-lost", {"worker": event.name, "why": event.why})
     for instance_id in turn.state.places.lost(event.name):
         instance = turn.find_process(instance_id)
-        if instance is not None:
-            transition.ended(turn, instance, Reason("worker-lost", {"worker": event.name, "why": event.why}))
+        if instance is not None and instance.place is not None and instance.place.home != event.name:
+            transition.give_up(turn, instance, why, kill=True)  # its process runs on, and holds the rest of its place
+        elif instance is not None:
+            transition.ended(turn, instance, why)
 
 
 # Processes
@@ -103,10 +106,14 @@ def _adopted(event: events.Adopted, turn: Transition) -> None:
     instance = Instance(id=event.instance_id, spec=nothing, recipe=event.recipe, since=turn.now)
     instance.spec = _applicable(instance, (state.desired or Desired()).deployments.get(event.deployment, nothing))
     state.instances[instance.id] = instance
+    missing: list[str] = []
     if event.place is not None:
         instance.place = event.place
-        state.places.keep(instance.id, event.place, event.deployment)
+        missing = state.places.keep(instance.id, event.place, event.deployment)
     transition.launched(turn, instance, event.host, event.port, event.process)
+    if missing:
+        why = "it was not there when the plane started"
+        transition.give_up(turn, instance, Reason("worker-lost", {"worker": missing[0], "why": why}), kill=True)
     turn.changed = True
 
 

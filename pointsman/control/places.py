@@ -92,11 +92,14 @@ class Places:
         found = preempt(msgspec.structs.replace(spec.ask, instance_id=instance_id), self.fleet)
         return () if found is None else found.victims
 
-    def keep(self, instance_id: str, place: Place, deployment: str) -> None:
-        """Claim the place of an adopted instance, if its workers are known."""
-        known = all(worker in self._workers for worker in place.workers)
-        if known and instance_id not in self.fleet.occupants:
-            self.fleet.claim(instance_id, place, deployment)
+    def keep(self, instance_id: str, place: Place, deployment: str) -> list[str]:
+        """Claim the place of an adopted instance, if the worker is known that it runs on. Returns the workers that are
+        missing from its place then."""
+        if place.home not in self._workers or instance_id in self.fleet.occupants:
+            return []
+        there = tuple(claim for claim in place.claims if claim.worker in self._workers)
+        self.fleet.claim(instance_id, msgspec.structs.replace(place, claims=there), deployment)
+        return [worker for worker in place.workers if worker not in self._workers]
 
     def give_back(self, instance_id: str) -> bool:
         """Release a place. False if the instance had none."""

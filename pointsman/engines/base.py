@@ -191,8 +191,7 @@ class Engine(ABC):
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
         """The same process on the GPUs of a place, split as the place says."""
-        here = place.workers[:1]  # its process is on the first worker
-        gpus = ",".join(str(index) for worker, index in place.gpus if worker in here)
+        gpus = ",".join(str(index) for worker, index in place.gpus if worker == place.home)
         visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of the driver
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 

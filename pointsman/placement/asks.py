@@ -371,6 +371,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(claim.worker for claim in self.claims))
 
     @property
+    def home(self) -> str:
+        """The worker that its process runs on."""
+        return self.claims[0].worker
+
+    @property
     def largest_gpu_share(self) -> float | None:
         """The largest share of the memory of a GPU that it has; None if it has no GPU, or if sizes are not known."""
         shares = [claim.gpu_bytes / claim.gpu_total_bytes for claim in self.claims if claim.gpu_total_bytes]

@@ -5,7 +5,7 @@ The one rule: a claim counts from `claim` to `release`, exactly once, and no lon
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -169,22 +169,19 @@ class Fleet:
         return self._rows.host(worker)
 
     def put(self, *workers: Worker) -> list[str]:
-        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU which is gone: all
-        they had claimed is released, as if the worker were gone."""
+        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU which is gone: what
+        else they have claimed stays theirs until it is released."""
         found = {worker.name: _checked(worker) for worker in workers}
-        lost = list(dict.fromkeys(one for worker in found.values() for one in self._without_their_gpus(worker)))
-        for instance_id in lost:
-            self.release(instance_id)
+        gpus = {name: {None, *(gpu.index for gpu in worker.gpus)} for name, worker in found.items()}
+        lost = self._forfeit(found, lambda claim: claim.gpu not in gpus.get(claim.worker, {claim.gpu}))
         self._reset(({host.worker.name: host.worker for host in self.workers} | found).values())
         return lost
 
     def remove(self, worker: str) -> list[str]:
-        """Remove a worker. Returns the instances that had a part of it: all that they had claimed, also on other
-        workers, is released."""
+        """Remove a worker. Returns the instances that had a part of it: what they have claimed on other workers stays
+        theirs until it is released, because their processes may run there."""
         gone = self[worker]
-        lost = [one.instance_id for one in self.occupants.on(worker)]
-        for instance_id in lost:
-            self.release(instance_id)
+        lost = self._forfeit((worker,), lambda claim: claim.worker == worker)
         self._reset(host.worker for host in self.workers if host is not gone)
         return lost
 
@@ -213,14 +210,15 @@ class Fleet:
         made.seen = dict(self.seen)
         return made
 
-    def _without_their_gpus(self, worker: Worker) -> list[str]:
-        """Instances that have a GPU of this worker which it has no longer."""
-        indexes = {gpu.index for gpu in worker.gpus}
-        return [
-            one.instance_id
-            for one in self.occupants.on(worker.name)
-            if any(name == worker.name and gpu not in indexes for name, gpu in one.place.gpus)
-        ]
+    def _forfeit(self, workers: Iterable[str], is_gone: Callable[[Claim], bool]) -> list[str]:
+        """Drop claims on these workers that are gone. Returns the instances that had one."""
+        lost = [one for name in workers for one in self.occupants.on(name) if any(map(is_gone, one.place.claims))]
+        for one in lost:
+            left = tuple(claim for claim in one.place.claims if not is_gone(claim))
+            if self.release(one.instance_id) and left:
+                place = msgspec.structs.replace(one.place, claims=left)
+                self.claim(one.instance_id, place, one.deployment, one.priority)
+        return list(dict.fromkeys(one.instance_id for one in lost))
 
     def _reset(self, workers: Iterable[Worker]) -> None:
         """Number the rows of these workers anew, and count every claim again."""

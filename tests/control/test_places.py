@@ -17,6 +17,7 @@ from pointsman.control.events import (
     ControllerTimer,
     Drained,
     Exited,
+    Kill,
     Launch,
     PlaceNeeded,
     RequestsFail,
@@ -196,6 +197,46 @@ def test_instances_of_a_lost_worker_are_placed_elsewhere() -> None:
     again = launches(controller.handle(ControllerTimer(), 10.0))["m-1"]
     assert again is not None
     assert again.workers != first.workers
+
+
+def spread(replicas: int = 1, name: str = "m") -> DesiredDeployment:
+    """A deployment whose instances need 10 GiB of each of two GPUs, on two workers if need be."""
+    return with_ask(deployment(0, replicas, name), need=Need.fixed(10 * GIB, stages=2), several_workers=True)
+
+
+def test_a_process_that_loses_another_worker_holds_its_gpus_until_it_has_ended() -> None:
+    controller = Controller()
+    for name in ("w1", "w2"):
+        controller.handle(WorkerSeen(worker(name, 12)), 0.0)
+    place = launches(controller.handle(wish(spread()), 0.0))["m-1"]
+    assert place is not None
+    assert len(place.workers) == 2
+    controller.handle(launched("m-1"), 0.0)
+    controller.handle(Answered("m-1", readiness=True), 0.0)
+    home, other = place.workers
+    commands = controller.handle(WorkerLost(other, "no heartbeat"), 1.0)
+    assert Kill("m-1") in commands
+    assert phases(controller) == {"m-1": Phase.STOPPING}
+    assert controller.places.fleet.occupants["m-1"].place.workers == (home,)
+    assert launches(controller.handle(WorkerSeen(worker(other, 12)), 2.0)) == {}, "it may run on"
+    assert launches(controller.handle(wish(spread(), deployment(10, name="n")), 3.0))["n-1"] is not None
+    controller.handle(Exited("m-1", "killed by SIGKILL"), 4.0)
+    assert set(controller.places.fleet.occupants) == {"n-1"}
+    [status] = [one for one in controller.instances() if one.id == "m-1"]
+    assert "is lost: no heartbeat" in str(status.reason)
+
+
+def test_a_process_that_is_adopted_without_a_part_of_its_place_is_ended() -> None:
+    place = Place(
+        tier=Tier.SEVERAL_WORKERS,
+        claims=(Claim(worker="w1", gpu=0, gpu_bytes=10 * GIB), Claim(worker="w2", gpu=0, gpu_bytes=10 * GIB)),
+    )
+    controller = Controller()
+    controller.handle(WorkerSeen(worker("w1", 12)), 0.0)
+    commands = controller.handle(msgspec.structs.replace(adopted("m-1", spread()), place=place), 0.0)
+    assert Kill("m-1") in commands
+    assert launches(controller.handle(wish(deployment(10, name="n")), 1.0)) == {}, "its GPU is not free yet"
+    assert list(launches(controller.handle(Exited("m-1", "killed by SIGKILL"), 2.0))) == ["n-1"]
 
 
 def test_scaling_down_stops_the_instance_that_frees_the_most_useful_room() -> None:
@@ -425,12 +466,13 @@ class Claims(RuleBasedStateMachine):
     def lost(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.workers)))
         self.workers.discard(name)
-        self.running -= {one.instance_id for one in self.controller.places.fleet.occupants.on(name)}
+        places = {one.id: one.place for one in self.controller.instances() if one.place is not None}
+        self.running -= {one for one, place in places.items() if place.home == name}
         self.tell(WorkerLost(name, "gone"))
 
-    @rule(a=st.integers(0, 3), b=st.integers(0, 2))
-    def wanted(self, a: int, b: int) -> None:
-        self.tell(wish(deployment(6, a, "a"), deployment(12, b, "b")))
+    @rule(a=st.integers(0, 3), b=st.integers(0, 2), c=st.integers(0, 2))
+    def wanted(self, a: int, b: int, c: int) -> None:
+        self.tell(wish(deployment(6, a, "a"), deployment(12, b, "b"), spread(c, "c")))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), works=st.booleans())

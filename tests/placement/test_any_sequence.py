@@ -1,11 +1,13 @@
 """Any sequence of events: nothing exceeds its capacity, and what is released is free again."""
 
+from collections.abc import Callable
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from pointsman.placement.asks import Ask
+from pointsman.placement.asks import Ask, Claim
 from pointsman.placement.fleet import (
     EXCLUSIVE,
     FREE_BYTES,
@@ -90,8 +92,9 @@ class AnySequence(RuleBasedStateMachine):
         if name not in self.fleet:
             return
         here = [one.instance_id for one in self.fleet.occupants.values() if name in one.place.workers]
+        left = self.claims_but(here, lambda claim: claim.worker == name)
         assert self.fleet.remove(name) == here
-        assert not set(here) & set(self.fleet.occupants)
+        assert self.claims_but(here) == left
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def come_or_change(self, name: str, data: st.DataObject) -> None:
@@ -102,8 +105,19 @@ class AnySequence(RuleBasedStateMachine):
             for one in self.fleet.occupants.values()
             if any(slot[0] == name and slot not in slots for slot in one.place.gpus)
         ]
+        left = self.claims_but(
+            gone, lambda claim: claim.gpu is not None and claim.worker == name and (name, claim.gpu) not in slots
+        )
         assert self.fleet.put(worker) == gone
-        assert not set(gone) & set(self.fleet.occupants)
+        assert self.claims_but(gone) == left
+
+    def claims_but(
+        self, instances: list[str], is_gone: Callable[[Claim], bool] = lambda _: False
+    ) -> dict[str, list[Claim]]:
+        """What these instances have claimed and keep, of those that keep something."""
+        places = {name: self.fleet.occupants[name].place for name in instances if name in self.fleet.occupants}
+        kept = {name: [one for one in place.claims if not is_gone(one)] for name, place in places.items()}
+        return {name: claims for name, claims in kept.items() if claims}
 
     @invariant()
     def columns_are_what_claims_say(self) -> None:

@@ -120,13 +120,17 @@ def test_a_broken_claim_changes_nothing() -> None:
     assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([70], ["a"])
 
 
-def test_removing_a_worker_releases_its_instances() -> None:
+def test_removing_a_worker_releases_what_instances_have_there_and_nothing_else() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), worker("w2", 80), b=("w1", 0, 5), c=("w2", 0, 7))
     where.claim("a", ACROSS)
     before = where.generation
     assert where.remove("w0") == ["a"]
     assert where.generation > before
-    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([75, 73], ["b", "c"])
+    assert list(where.occupants) == ["b", "c", "a"]
+    assert where.occupants["a"].place.workers == ("w1",), "its process may run there"
+    assert of_gpus(where, FREE_BYTES) == [75 - 30, 73]
+    assert where.release("a")
+    assert of_gpus(where, FREE_BYTES) == [75, 73]
     assert [(str(host), host.row) for host in where.workers] == [("w1", 0), ("w2", 1)]
     with pytest.raises(UnknownName, match='unknown worker "w0"'):
         where.remove("w0")
@@ -143,11 +147,15 @@ def test_claims_stay_when_a_worker_changes() -> None:
     assert of_gpus(where, FREE_BYTES) == [5, 80, 24]
 
 
-def test_an_instance_whose_gpu_is_gone_loses_its_place() -> None:
+def test_an_instance_whose_gpu_is_gone_keeps_the_rest_of_its_place() -> None:
     where = fleet(worker("w0", 80, 80), worker("w1", 80), b=("w0", 0, 5))
     where.claim("a", ACROSS)
     assert where.put(worker("w0", 80)) == ["a"]
-    assert (of_gpus(where, FREE_BYTES), list(where.occupants)) == ([75, 80], ["b"])
+    assert list(where.occupants) == ["b", "a"]
+    assert of_gpus(where, FREE_BYTES) == [75 - 10, 80 - 30]
+    assert where.put(worker("w0", 80)) == [], "it is told once"
+    assert where.release("a")
+    assert of_gpus(where, FREE_BYTES) == [75, 80]
 
 
 def test_two_gpus_with_one_index_are_refused_and_nothing_is_lost() -> None:

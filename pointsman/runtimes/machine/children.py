@@ -25,6 +25,7 @@ LAST_PIECES = 64
 """Maximum pieces of output that are read from a child that has ended: a process that left its group may write without
 end."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+TIMER_ABSTIME = 1
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """This clock goes on while the machine is suspended, and is the same for all its processes."""
 
@@ -260,6 +261,52 @@ def _own_children() -> list[int]:
 def prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class SignalEvent(ctypes.Structure):
+    """`struct sigevent` of the C library."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_byte * 48),
+    )
+
+
+class KillTimer:
+    """A time at which the kernel kills this process, also while it is frozen; its children die with it.
+
+    Linux only: elsewhere it does nothing, and the death of a parent does nothing to its children.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError` if the kernel has no such timers."""
+        self._at: float | None = None
+        self._timer, self._library = ctypes.c_void_p(), _timer_library()
+        if self._library is not None:
+            event = SignalEvent(number=signal.SIGKILL)
+            self._check(self._library.timer_create(CLOCK, ctypes.byref(event), ctypes.byref(self._timer)))
+
+    def set(self, at: float | None) -> None:
+        """At this time of `now`; None: never. Raises `OSError`."""
+        if at != self._at and self._library is not None:
+            seconds = 0.0 if at is None else max(at, 1e-3)
+            # struct itimerspec: no interval, then the time, of which zero means never
+            when = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
+            self._check(self._library.timer_settime(self._timer, TIMER_ABSTIME, ctypes.byref(when), None))
+        self._at = at
+
+    def _check(self, result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), f"no timer of the kernel: {os.strerror(ctypes.get_errno())}")
+
+
+def _timer_library() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    return library if hasattr(library, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)  # an old glibc
 
 
 def _die_with(supervisor: int) -> Callable[[], None]:

@@ -30,6 +30,7 @@ from pointsman.runtimes.machine.children import (
     PIECE,
     PR_SET_CHILD_SUBREAPER,
     Children,
+    KillTimer,
     kill_orphans,
     now,
     prctl,
@@ -45,6 +46,9 @@ LINE_BYTES = 8 * 1024 * 1024
 MAX_WAIT_S = 3600.0
 GROUP_LOOK_S = 0.02
 """How often the group of a leader that has ended is checked."""
+LATE_S = 0.25
+"""How late the supervisor may be to kill what ran under a lease, before the kernel kills the supervisor. A plane allows
+for more than that (`MARGIN_S` of `runtimes/ray/leases.py`)."""
 
 
 class EngineLease:
@@ -70,24 +74,45 @@ class EngineLease:
 
 
 class LeasedChildren:
-    """Ends the children that a lease allowed when the lease is over. Without a lease it does nothing."""
+    """Ends the children that a lease allowed when the lease is over. Without a lease it does nothing.
+
+    A supervisor that is frozen, or waits too long for a core, is killed by the kernel then, and its children with it.
+    """
 
     def __init__(self, children: Children) -> None:
         self.lease: EngineLease | None = None
         self._children = children
         self._killed_at: float | None = None
         """When the rest of the children of a lease that has ended is killed; None if none is left."""
+        self._switch: KillTimer | None = None
+        """None without a lease, or if the kernel refused it: then nothing is started."""
 
-    def renew(self, message: dict[str, Any]) -> None:
+    def begin(self) -> None:
+        """From now on, engines run only under a lease."""
+        if self.lease is None:
+            self.lease = EngineLease(now())
+            self._switch = KillTimer()
+
+    def renew(self, message: dict[str, Any], stop_grace_s: float) -> None:
         if self.lease is not None:
             self.lease.renew(message["stamp"], message["lease_s"], now())
+            self._set_switch(stop_grace_s)
 
-    def check_start(self) -> None:
+    def check_start(self, stop_grace_s: float) -> None:
         """Raise `ValueError` if nothing may be started now."""
         if self._killed_at is not None:
             raise ValueError("what ran under the lease before is being stopped")
         if self.lease is not None and not self.lease.holds(now()):
             raise ValueError("no lease was granted, or it has ended")
+        self._set_switch(stop_grace_s, starts=True)
+
+    def _set_switch(self, stop_grace_s: float, *, starts: bool = False) -> None:
+        if self.lease is None or self._killed_at is not None:
+            return
+        if self._switch is None:
+            raise ValueError("the kernel has no timer that ends what runs when the lease is over")
+        needed = starts or bool(self._children.leased())
+        self._switch.set(self.lease.ends + stop_grace_s + LATE_S if needed else None)
 
     def deadline(self) -> float | None:
         """When `check` must be called; None: it need not be."""
@@ -100,13 +125,16 @@ class LeasedChildren:
         leased = self._children.leased()
         if not leased or self.lease is None:
             self._killed_at = None
+            self._set_switch(stop_grace_s)
         elif self._killed_at is None:
             if at >= self.lease.ends:
-                self._killed_at = at + stop_grace_s
+                self._killed_at = self.lease.ends + stop_grace_s
                 self._children.signal(leased, signal.SIGTERM)
         elif at >= self._killed_at:
             self._killed_at = at + GROUP_GRACE_S
             self._children.signal(leased, signal.SIGKILL)
+            if self._switch is not None:
+                self._switch.set(None)  # it could do no more
 
 
 class PlaneConnection:
@@ -215,7 +243,7 @@ class Supervisor:
             "start": self._start,
             "signal": lambda message: self._children.signal_one(str(message["id"]), int(message["number"])),
             "list": self._list,
-            "renew": self._leased.renew,
+            "renew": lambda message: self._leased.renew(message, self._stop_grace_s),
             "end": lambda _: self._end(),
         }
         self._plane = PlaneConnection(self._selector, self._obey, self._disconnected)
@@ -294,8 +322,8 @@ class Supervisor:
         if not all(0.0 <= one <= MAX_GRACE_S for one in times):
             raise ValueError(f"grace_s and stop_grace_s must be between 0 and {MAX_GRACE_S:.0f}")
         self._grace_s, self._stop_grace_s = times
-        if message.get("leased") and self._leased.lease is None:
-            self._leased.lease = EngineLease(now())
+        if message.get("leased"):
+            self._leased.begin()
 
     def _list(self, message: dict[str, Any]) -> None:
         running = [
@@ -311,7 +339,7 @@ class Supervisor:
                 raise ValueError("it is running already")
             if self._ends_by is not None:
                 raise ValueError("everything is being stopped")
-            self._leased.check_start()
+            self._leased.check_start(self._stop_grace_s)
             child = self._children.spawn(name, message)
         except Exception as error:  # each start is answered
             number = error.errno if isinstance(error, OSError) else None

@@ -241,7 +241,7 @@ class NodeStarts:
     def _link_for(self, order: ProcessOrder) -> NodeLink | None:
         """Where an instance goes; anywhere is where the fewest run."""
         up = self.nodes.up()
-        worker = order.worker if order.place is None else order.place.workers[0]
+        worker = order.worker if order.place is None else order.place.home
         if worker:
             return next((one for one in up if one.name == worker), None)
         return min(up, key=lambda one: (len(one.instances), one.name), default=None)

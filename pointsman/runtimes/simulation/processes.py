@@ -118,7 +118,7 @@ class SimulatedProcess(msgspec.Struct, eq=False):
 
     @property
     def host(self) -> str:
-        return self.launch.place.workers[0] if self.launch.place else "localhost"
+        return self.launch.place.home if self.launch.place else "localhost"
 
 
 class SimulatedHealth:
@@ -269,11 +269,11 @@ class SimulatedWorkers:
         self._tell(WorkerSeen(worker))
 
     def lose(self, worker: str, why: str) -> None:
-        """Remove a worker, with every process that used a part of it."""
+        """Remove a worker, with every process that runs there."""
         if worker not in self._names:
             raise UnknownName("worker", worker, self._names)
         self._names.discard(worker)
-        lost = [one for one in self._processes.all() if one.launch.place and worker in one.launch.place.workers]
+        lost = [one for one in self._processes.all() if one.host == worker]
         for process in lost:
             self._processes.remove(process)
         self._tell(WorkerLost(worker, why))

@@ -3,13 +3,14 @@
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from pointsman.runtimes.machine.children import now
-from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, EngineLease
+from pointsman.runtimes.machine.supervisor import FIRST_VISIT_S, LATE_S, EngineLease
 from pointsman.runtimes.machine.supervisor_link import (
     Confused,
     ProcessExited,
@@ -101,7 +102,7 @@ def test_a_renewal_that_is_delivered_late_keeps_nothing_alive(state: Path) -> No
 
 def test_a_supervisor_that_was_frozen_beyond_its_lease_ends_its_engines_first(state: Path) -> None:
     async def story() -> None:
-        hold = await leased(state)
+        hold = await leased(state, stop_grace_s=20.0)
         stamp = now()
         renew(hold, stamp)
         pid = await hold.start("a", SLEEP)
@@ -115,6 +116,44 @@ def test_a_supervisor_that_was_frozen_beyond_its_lease_ends_its_engines_first(st
         assert not is_alive(pid)
         await hold.link.gone.wait()
         await hold.link.process.wait()
+
+    run(story())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a timer of Linux")
+def test_a_supervisor_that_stays_frozen_is_killed_by_the_kernel_and_its_engines_with_it(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp, 2.5)
+        engine = await hold.start("a", DEAF)
+        os.kill(hold.link.process.pid, signal.SIGSTOP)
+        await hold.link.gone.wait()
+        assert now() - stamp >= 2.5 + 0.3
+        assert not hold.link.process.lives
+        await eventually(lambda: not is_alive(engine), "its engine dies with it")
+
+    run(story())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a timer of Linux")
+def test_a_frozen_supervisor_whose_engines_have_all_ended_is_left_alone(state: Path) -> None:
+    async def story() -> None:
+        hold = await leased(state)
+        stamp = now()
+        renew(hold, stamp, 1.0)
+        hold.link.start("gateway", SLEEP, dict(os.environ), "/", hold.log("gateway"), outlives_s=60.0)
+        gateway = (await hold.hear(ProcessStarted, "gateway")).pid
+        await hold.start("a", SLEEP)
+        hold.link.signal("a", signal.SIGTERM)
+        await hold.hear(ProcessExited, "a")
+        os.kill(hold.link.process.pid, signal.SIGSTOP)
+        until(lambda: now() - stamp > 1.0 + 0.3 + 2 * LATE_S)
+        os.kill(hold.link.process.pid, signal.SIGCONT)
+        renew(hold, now(), 60.0)
+        await hold.start("b", SLEEP)
+        assert is_alive(gateway)
+        await hold.link.end()
 
     run(story())
 
