@@ -35,9 +35,9 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, its event loop runs in this thread: asyncio.run fails
 def browser() -> Iterator["Browser"]:
-    """One browser per test process."""
+    """One browser per file of tests."""
     program = chromium()
     if program is None:
         pytest.skip("tests in a browser need Chromium: apt-get install chromium")
