@@ -1,4 +1,4 @@
-"""The same conditions for every run: property tests repeat themselves, and Ctrl-C works.
+"""The same conditions for every run: property tests repeat themselves, and Ctrl-C works. The browser is here too.
 
 `make soak-properties` looks further, and elsewhere each time.
 """
@@ -7,7 +7,10 @@ import signal
 
 from hypothesis import settings
 
+from tests.browser import browser
 from tests.properties import PROFILE, examples
+
+__all__ = ["browser"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=examples(100))
 settings.register_profile("searching", deadline=None, max_examples=examples(100))

@@ -290,12 +290,11 @@ class InstanceEvents:
         self._sender.room_on(self._fleet[event.instance_id], now, commands)
 
     def surveyed(self, event: Surveyed, now: float, commands: list[DispatcherCommand]) -> None:
-        fleet = self._fleet
-        for name, metrics in event.readings:
-            fleet.measure(name, metrics, now)
+        self._fleet.survey(event.readings, now)
         if self._pools.busy:
             for name, _ in event.readings:
-                self._sender.room_on(fleet[name], now, commands)
+                if name in self._fleet:
+                    self._sender.room_on(self._fleet[name], now, commands)
 
     def rested(self, event: Rested, now: float, commands: list[DispatcherCommand]) -> None:
         self._fleet.load.rest(self._fleet[event.instance_id], event.until)

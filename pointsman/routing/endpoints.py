@@ -381,22 +381,27 @@ class EndpointTable:
         self._serving: dict[str, Roster[Endpoint]] = {}
 
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
-        endpoint = self[instance_id]
-        before, endpoint.metrics = endpoint.metrics, metrics
-        if before is not metrics:  # else the engine reports what it has reported before
-            if before is None or (before.block_size, before.num_blocks) != (metrics.block_size, metrics.num_blocks):
-                self._reset(list(self._endpoints), self._columns)
-            self._stamp[0] += 1
-        row, columns = endpoint.row, self._columns
-        columns[MEASURED_AT][row] = now
-        columns[SENT_SINCE_MEASURED][row] = 0.0
-        if before is not metrics:
-            columns[WAITING][row] = metrics.waiting_queue_size
-            columns[RUNNING][row] = metrics.running_requests_size
-            columns[KV_USAGE][row] = metrics.kv_cache_usage
-        load = max(float(columns[IN_FLIGHT_REQUESTS][row]), _reported_load(metrics))
-        if load != columns[LOAD][row]:
-            self.load.set(endpoint, load)
+        self.survey([(self[instance_id].instance.instance_id, metrics)], now)
+
+    def survey(self, readings: Iterable[tuple[str, Metrics]], now: float) -> None:
+        """Take over what engines report at this time. Instances that have left are skipped."""
+        columns, in_flight, loads = self._columns, self._columns[IN_FLIGHT_REQUESTS], self._columns[LOAD]
+        for instance_id, metrics in readings:
+            endpoint = self._by_id.get(instance_id)
+            if endpoint is None:
+                continue
+            row, before, endpoint.metrics = endpoint.row, endpoint.metrics, metrics
+            columns[MEASURED_AT][row], columns[SENT_SINCE_MEASURED][row] = now, 0.0
+            if before is not metrics:  # else the engine reports what it has reported before
+                if before is None or before.block_size != metrics.block_size or before.num_blocks != metrics.num_blocks:
+                    self._reset(list(self._endpoints), columns)  # the columns stay the same objects
+                self._stamp[0] += 1
+                columns[WAITING][row] = metrics.waiting_queue_size
+                columns[RUNNING][row] = metrics.running_requests_size
+                columns[KV_USAGE][row] = metrics.kv_cache_usage
+            load = max(in_flight[row], _reported_load(metrics))
+            if load != loads[row]:
+                self.load.set(endpoint, float(load))
 
 
 def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> None:
@@ -489,11 +494,7 @@ _LOADED: dict[str, Callable[[ExecutionInstance], float]] = {
     LIGHTNESS: lambda i: lightness(i.current_load, i.max_concurrency),
     EXPECTED_MS: lambda i: known(i.avg_latency_ms) / lightness(i.current_load, i.max_concurrency),
 }
-COLUMNS = frozenset(
-    {WAITING, RUNNING, KV_USAGE, MEASURED_AT, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, THEIR_TOKENS}
-    | _DECLARED.keys()
-    | _LOADED.keys()
-)
-"""The names of all columns."""
 _ZERO = (WAITING, RUNNING, KV_USAGE, SENT_SINCE_MEASURED, IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, THEIR_TOKENS)
 _START = dict.fromkeys(_ZERO, 0.0) | {MEASURED_AT: -inf, HOLDS_UNTIL: -inf}
+COLUMNS = frozenset({*_START, *_DECLARED, *_LOADED})
+"""The names of all columns."""

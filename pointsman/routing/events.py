@@ -166,7 +166,8 @@ class Measured(DispatcherEvent, frozen=True):
 
 
 class Surveyed(DispatcherEvent, frozen=True):
-    """Several engines have reported metrics at the same moment."""
+    """Several engines have reported metrics at the same moment. Readings of instances that have left count for
+    nothing."""
 
     readings: Sequence[tuple[str, Metrics]]
     """By instance."""

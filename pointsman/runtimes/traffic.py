@@ -446,11 +446,9 @@ class Traffic:
             if lane.dispatcher.extractors and source is not None:
                 lane.tell(Scraped(instance_id, source))
 
-    def surveyed(self, deployment: str, readings: Iterable[tuple[str, Metrics]]) -> None:
-        """Several engines of a deployment reported their metrics at the same moment."""
-        lane = self._lane(deployment)
-        fleet = lane.dispatcher.fleet
-        lane.tell(Surveyed([one for one in readings if one[0] in fleet]))
+    def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
+        """Several engines of a deployment reported their metrics at the same moment. Some may have left."""
+        self._lane(deployment).tell(Surveyed(readings))
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
         self._lane(deployment).when_idle(instance_id, call)

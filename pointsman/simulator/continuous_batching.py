@@ -124,26 +124,27 @@ class ContinuousBatching:
 
     def load(self, now: float) -> EngineLoad:
         self._run_until(now)
-        done = 0 if self._steps == 1 or self.ends_at is None else self._steps_done(now)
-        running, waiting, used = self._state_after(done) if done else self._reported
-        cache = self.cache
-        return EngineLoad(running, waiting, used / cache.capacity, cache.block_size, cache.capacity)
+        cache, until = self.cache, self.ends_at
+        if until is None or self._steps == 1:
+            running, waiting, used = self._reported
+            until = inf if until is None else until
+        else:
+            done = self._steps_done(now)
+            running, waiting, used = self._state_after(done) if done else self._reported
+            until = self._stays_until(done, until)
+        return EngineLoad(running, waiting, used / cache.capacity, cache.block_size, cache.capacity, until)
 
-    def load_until(self, now: float) -> float:
-        """Until when `load` stays as it is now, unless a job comes or goes."""
-        if self.ends_at is None:
-            return inf
-        if self._steps == 1:
-            return self.ends_at
-        done, size = self._steps_done(now), self._size
+    def _stays_until(self, done: int, ends_at: float) -> float:
+        """When the next answer of a stretch needs a block, or the stretch ends; `done`: steps so far."""
         if not done:
             return self._end_of(1)
+        size = self._size
         begin = (self._step + done) % size
         steps = self._any_due.find(1, begin) - begin
         if steps < 0:
             steps = self._any_due.find(1) + size - begin
         done += steps + 1
-        return self._end_of(done) if done < self._steps else self.ends_at
+        return self._end_of(done) if done < self._steps else ends_at
 
     def _state_after(self, done: int) -> tuple[int, int, int]:
         """What is reported when so many steps of this stretch have ended, at least one and not all."""

@@ -105,6 +105,8 @@ class EngineLoad(NamedTuple):
     block_size: int = 0
     """Tokens per KV block; 0 if it has none."""
     num_blocks: int = 0
+    until: float = inf
+    """Until when that stays so, unless a job comes or goes."""
 
 
 class Counts:
@@ -141,10 +143,6 @@ class Pace(Protocol):
 
     def load(self, now: float) -> EngineLoad:
         """The load that its metrics report."""
-        ...
-
-    def load_until(self, now: float) -> float:
-        """Until when they say the same as now, unless a job comes or goes."""
         ...
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
@@ -204,11 +202,8 @@ class FixedPace:
         return self._due[0][0] if self._due else None
 
     def load(self, now: float) -> EngineLoad:
-        return EngineLoad(self.running, self.waiting, self.kv_usage)
-
-    def load_until(self, now: float) -> float:
         due = self.next_at
-        return inf if due is None else due
+        return EngineLoad(self.running, self.waiting, self.kv_usage, until=inf if due is None else due)
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         return prompt_tokens + output_tokens <= self._kv_tokens

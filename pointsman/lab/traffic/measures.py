@@ -5,9 +5,11 @@ of all requests that arrived; one that was not served meets no objective.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from pointsman.lab.traffic.replay import Replayed, RequestOutcome, TimeLine
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
@@ -90,6 +92,10 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 RELATIVE = 1e-3
 """The width of the bins of a `Spread`."""
+LEAST = 1e-9
+"""Smaller values are counted as this one."""
+AT_ONCE = 4096
+"""Values that are counted together, which takes a tenth of the time."""
 
 
 class Spread:
@@ -98,37 +104,49 @@ class Spread:
     Quantiles are within half a thousandth of the true ones; the mean is exact.
     """
 
-    __slots__ = ("_counts", "_sum", "count", "high", "low")
+    __slots__ = ("_counts", "_fresh", "_number", "_sum", "add", "high", "low")
 
     def __init__(self) -> None:
-        self.count = 0
         self.low, self.high = math.inf, -math.inf
-        self._sum = 0.0
+        self._number, self._sum = 0, 0.0
         self._counts: dict[int, int] = {}
+        self._fresh = array("d")
+        """Values that are not counted yet."""
+        self.add = self._fresh.append
+        """Called with a value that is not negative. Call `count_fresh` now and then."""
 
-    def add(self, value: float) -> None:
-        """A value that is not negative."""
-        self.count += 1
-        self._sum += value
-        if value < self.low:
-            self.low = value
-        if value > self.high:
-            self.high = value
-        place = math.floor(math.log(value) / RELATIVE) if value > 1e-9 else -(10**6)
+    def count_fresh(self) -> None:
+        fresh = np.frombuffer(self._fresh)
+        if not len(fresh):
+            return
+        self._number += len(fresh)
+        self._sum += float(fresh.sum())
+        self.low, self.high = min(self.low, float(fresh.min())), max(self.high, float(fresh.max()))
+        places = np.floor(np.log(np.maximum(fresh, LEAST)) / RELATIVE).astype(np.int64)
         counts = self._counts
-        counts[place] = counts.get(place, 0) + 1
+        for place, count in zip(*(each.tolist() for each in np.unique(places, return_counts=True)), strict=True):
+            counts[place] = counts.get(place, 0) + count
+        del fresh  # while it exists, the array cannot shrink
+        del self._fresh[:]
+
+    @property
+    def count(self) -> int:
+        self.count_fresh()
+        return self._number
 
     @property
     def mean(self) -> float:
-        return self._sum / self.count if self.count else math.nan
+        count = self.count
+        return self._sum / count if count else math.nan
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
         """In the order of the shares, which rise."""
         found: list[float] = []
+        last = self.count - 1
         places = iter(sorted(self._counts.items()))
         value, below = self.low, 0
         for share in shares:
-            rank = share * (self.count - 1)
+            rank = share * last
             while below <= rank:
                 place, count = next(places)
                 value = min(max(math.exp((place + 0.5) * RELATIVE), self.low), self.high)
@@ -199,6 +217,9 @@ class Tally:
             self._slow += not is_late
         tenant.served += 1
         tenant.ttft_s += ttft_s
+        if self._requests % AT_ONCE == 0:
+            for spread in (self._ttft, self._tpot, self._latency):
+                spread.count_fresh()
 
     def figures(
         self,

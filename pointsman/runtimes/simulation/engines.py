@@ -96,24 +96,18 @@ class SimulatedEngine:
         self._known_until = -inf
         """Until then its metrics are what they were, unless a request comes or goes."""
 
-    def metrics(self) -> Metrics:
-        """The same object as before if nothing has changed."""
-        now = self._clock.now()
+    def metrics(self, now: float) -> Metrics:
+        """At the time of the clock. The same object as before if nothing has changed."""
         if now < self._known_until:
             return self._metrics
-        at = now if self._pass is None else self._pass.of(now)
-        load = self.pace.load(at)
+        load = self.pace.load(now if self._pass is None else self._pass.of(now))
+        if self._pass is None:
+            self._known_until = load.until
         found = Metrics(
-            waiting_queue_size=load.waiting,
-            running_requests_size=load.running,
-            kv_cache_usage=load.kv_usage,
-            block_size=load.block_size,
-            num_blocks=load.num_blocks,
+            load.waiting, load.running, load.kv_usage, block_size=load.block_size, num_blocks=load.num_blocks
         )
         if found != self._metrics:
             self._metrics = found
-        if self._pass is None:
-            self._known_until = self.pace.load_until(at)
         return self._metrics
 
     def set_rate(self, rate: float) -> None:

@@ -335,9 +335,10 @@ class SimulatedProbes:
             return
         now = self._clock.now()
         self._timer = self._clock.call_at(now + self._interval_s, self._scrape)
-        engines, unreadable = self._engines, self.unreadable
+        engine_of, unreadable = self._engines.of, self.unreadable
         for deployment, followed in self._followed.items():
-            read = [(name, engines.of(name).metrics()) for name in followed if name not in unreadable]
+            names = [name for name in followed if name not in unreadable] if unreadable else followed
+            read = [(name, engine_of(name).metrics(now)) for name in names]
             self._clock.schedule(now + self._delay_s, self._deliver, deployment, read)
 
     def _deliver(self, deployment: str, read: Sequence[tuple[str, Metrics]]) -> None:

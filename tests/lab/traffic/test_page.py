@@ -1,10 +1,8 @@
 """The page of a comparison: complete in itself, and right in a real browser."""
 
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -19,21 +17,27 @@ from pointsman.lab.traffic import (
     recording_of,
     run_trials,
 )
+from tests.browser import watched
 from tests.lab.traffic.workloads import FLEET, conversations, setting, written
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-LOOK = """<script>
-const plots = [...document.querySelectorAll("svg")].map(one => {
-  const box = one.getBoundingClientRect();
-  const drawn = [...one.querySelectorAll("polyline, rect")].filter(part => part.getBoundingClientRect().width > 0);
-  return [box.width, box.height, drawn.length];
-});
-const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
-const seen = document.createElement("pre");
-seen.id = "seen";
-seen.textContent = JSON.stringify({plots, wide});
-document.body.append(seen);
-</script>"""
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+LOOK = """() => {
+  const plots = [...document.querySelectorAll("svg")].map(plot => {
+    const {width, height} = plot.getBoundingClientRect();
+    const parts = [...plot.querySelectorAll("polyline, rect")];
+    const strokes = [...plot.querySelectorAll(".line polyline")].map(line => getComputedStyle(line).stroke);
+    return {
+      width, height,
+      drawn: parts.filter(part => part.getBoundingClientRect().width > 0).length,
+      lines: strokes.length, colours: new Set(strokes).size,
+    };
+  });
+  const {color, backgroundColor} = getComputedStyle(document.body);
+  const page = document.documentElement;
+  return [plots, color, backgroundColor, page.scrollWidth - page.clientWidth];
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +62,21 @@ def test_the_page_needs_nothing_else(report: str) -> None:
         assert words in report
 
 
-def test_a_browser_shows_its_plots_without_errors(report: str, tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser is installed: none of {', '.join(BROWSERS)}")
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 700)])
+def test_a_browser_shows_its_plots_without_errors(
+    report: str, tmp_path: Path, browser: "Browser", scheme: Literal["light", "dark"], width: int
+) -> None:
     file = tmp_path / "page.html"
-    file.write_text(report.replace("</body>", f"{LOOK}</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--enable-logging=stderr", "--window-size=1280,1000", "--dump-dom", file.as_uri()]
-    done = subprocess.run([browser, *options], capture_output=True, text=True, timeout=300, check=True)
-    assert ":CONSOLE" not in done.stderr, done.stderr
-    found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout)
-    assert found is not None, "the browser has run the script"
-    seen = json.loads(found[1])
-    assert len(seen["plots"]) == 15
-    assert all(width > 300 and height > 80 and drawn > 2 for width, height, drawn in seen["plots"]), seen
-    assert seen["wide"] <= 0, "tables scroll, the page does not"
+    file.write_text(report, encoding="utf-8")
+    with watched(browser, color_scheme=scheme, viewport={"width": width, "height": 1000}) as page:
+        page.goto(file.as_uri())
+        plots, ink, paper, wide = page.evaluate(LOOK)
+    assert len(plots) == 15
+    for plot in plots:
+        assert plot["width"] > 300
+        assert plot["height"] > 80
+        assert plot["drawn"] > 2
+        assert plot["colours"] >= min(plot["lines"], 2), "each policy has its own"
+    assert ink != paper
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+    assert wide <= 0, "tables scroll, the page does not"
