@@ -66,7 +66,7 @@ def _show(events: list[Mapping[str, Any]], args: argparse.Namespace) -> None:
     from datetime import datetime
 
     for one in events:
-        by = f" (by {one['by']})" if one["by"] else ""
+        by = f" (by {one['by']}{', key ' + one['key'] if one['key'] else ''})" if one["by"] else ""
         about = f"{one['deployment']}: " if one["deployment"] else ""
         at = f"{datetime.fromisoformat(one['at']).astimezone():%Y-%m-%d %H:%M:%S}"
         print(json.dumps(one, ensure_ascii=False) if args.json else f"{at}  {about}{one['text']}{by}", flush=True)

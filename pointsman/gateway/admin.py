@@ -22,8 +22,17 @@ from pointsman.errors import (
 )
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection, PendingAnswer
+from pointsman.gateway.event_admin import EventAdmin, wants_stream
 from pointsman.gateway.gateway import Gateway, GatewayPage
-from pointsman.gateway.lookup import AdminCall, AskGateways, NotFound, RequestAdmin, number_in, of_another_kind
+from pointsman.gateway.lookup import (
+    AdminCall,
+    AskGateways,
+    BadQuery,
+    NotFound,
+    RequestAdmin,
+    number_in,
+    of_another_kind,
+)
 from pointsman.gateway.openai import error_body, error_kind
 from pointsman.gateway.pages import SharedPage
 from pointsman.gateway.pipelines.applications import Applications
@@ -31,9 +40,8 @@ from pointsman.gateway.recording import RecordingAdmin
 from pointsman.gateway.shadows import ShadowAdmin
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
-from pointsman.reasons import Reason
 from pointsman.render.text import one_line
-from pointsman.runtimes.event_log import KEPT
+from pointsman.runtimes.event_log import Asker
 from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
@@ -48,9 +56,6 @@ AUTHOR = b"x-pointsman-author"
 UNNAMED = "the admin API"
 ON_THIS_MACHINE = "this machine"
 """Operators that do not name themselves, with the admin key, and on the local listener."""
-MAX_OPERATION = 200
-MAX_WAIT_S = 60
-"""How long a request may wait for events."""
 
 
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
@@ -105,15 +110,15 @@ class DocumentAdmin:
 
     async def deploy(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=DocumentRequest)
-        return changes_body(await self._plane.documents.deploy(asked.document, asked.confirmation))
+        return changes_body(await self._plane.documents.deploy(asked.document, asked.confirmation, call.asker))
 
     async def apply(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=DocumentRequest)
-        return changes_body(await self._plane.documents.apply(asked.document, asked.confirmation))
+        return changes_body(await self._plane.documents.apply(asked.document, asked.confirmation, call.asker))
 
     async def rollback(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
-        return changes_body(await self._plane.documents.rollback(call.parts[1], asked.confirmation))
+        return changes_body(await self._plane.documents.rollback(call.parts[1], asked.confirmation, call.asker))
 
     async def history(self, call: AdminCall) -> dict[str, Any]:
         kept = self._plane.documents.history()
@@ -132,44 +137,10 @@ class DocumentAdmin:
 
     async def restore(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
-        return changes_body(await self._plane.documents.restore(asked.generation, asked.confirmation))
+        return changes_body(await self._plane.documents.restore(asked.generation, asked.confirmation, call.asker))
 
     async def delete(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(await self._plane.documents.delete(call.parts[1]))
-
-
-class EventAdmin:
-    """`/admin/v1/events`: what has changed, and what operators asked for."""
-
-    def __init__(self, plane: Operations) -> None:
-        self._plane = plane
-
-    async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The newest events after a number. With `wait`, once there is one, or after so many seconds."""
-        after = number_in(call.query, "after", 0)
-        limit = min(number_in(call.query, "limit", 100), KEPT)
-        wait_s, deployment = min(number_in(call.query, "wait", 0), MAX_WAIT_S), call.query.get("deployment", "")
-        events = self._plane.events
-        found = events.since(after, limit, deployment)
-        if not found and wait_s:
-            changed = asyncio.Event()
-            events.followers.append(changed.set)
-            try:
-                async with asyncio.timeout(wait_s):
-                    while not found:
-                        await changed.wait()
-                        changed.clear()
-                        found = events.since(after, limit, deployment)
-            except TimeoutError:
-                pass
-            finally:
-                events.followers.remove(changed.set)
-        return {"events": found}
-
-    def note(self, method: str, call: AdminCall, status: int) -> None:
-        """An operator has asked for a change: what, and how it was answered."""
-        operation = " ".join([method, *call.parts])[:MAX_OPERATION]
-        self._plane.events.note("", Reason("operation", {"operation": operation, "status": status}), call.by)
+        return changes_body(await self._plane.documents.delete(call.parts[1], call.asker))
 
 
 class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,7 +173,7 @@ class DeploymentAdmin:
                 f"for_s may be at most a year, which is {MAX_OVERRIDE_S:.0f}, found {wanted.for_s:.10g}; "
                 "leave it out to hold the number until further notice"
             )
-        by = one_line(wanted.by, MAX_AUTHOR) or call.by
+        by = one_line(wanted.by, MAX_AUTHOR) or call.asker.name
         self._plane.scaling.scale(call.parts[1], wanted.replicas, wanted.for_s, by)
         return self._plane.scaling.status(call.parts[1])
 
@@ -232,7 +203,7 @@ class Admin:
         self._fleet_page = SharedPage(lambda: msgspec.json.encode(plane.control.fleet()))
         self._documents = DocumentAdmin(plane, status)
         self._deployments = DeploymentAdmin(plane)
-        self._events = EventAdmin(plane)
+        self._events = EventAdmin(plane.events)
         self._requests = RequestAdmin(gateway, status, applications, ask)
         self._tasks: set[asyncio.Task[None]] = set()
         gateway.pages.trees[PREFIX] = GatewayPage(self.serve, self._check)
@@ -247,11 +218,18 @@ class Admin:
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
         author = request.headers.get(AUTHOR, b"").decode("latin-1")
         by = one_line(author, MAX_AUTHOR) or (ON_THIS_MACHINE if client.is_local else UNNAMED)
-        call = AdminCall(parts, query, bytes(request.body), by)
+        key = "" if client.is_local else self._gateway.admission.keys.fingerprint(request)
+        call = AdminCall(parts, query, bytes(request.body), Asker(by, key))
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         handler = self.handler(method, parts)
         if handler is None:
             client.error(404, f"there is no {method} {request.path.decode('latin-1')[:200]}", "not_found")
+            return
+        if parts == ["events"] and wants_stream(request):
+            try:
+                self._events.follow(client, request, query)
+            except BadQuery as error:
+                client.error(400, str(error))
             return
         running = PendingAnswer(client)
         client.serving = running

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pointsman.gateway.connection import GatewayConnection
 
 
+FINGERPRINT = 8
+"""Hexadecimal digits of a key's hash by which events name it, as in the manifest."""
+
+
 class NotAdmitted(PointsmanError):
     """A request is refused before it reaches a dispatcher; says how to answer it."""
 
@@ -76,6 +80,10 @@ class Keys:
         """Whether a request has the key of the admin API; False if none is configured."""
         digest = sha256(_credentials(request)).digest()
         return bool(self._admin) and compare_digest(digest, self._admin)
+
+    def fingerprint(self, request: HttpRequest) -> str:
+        """The beginning of the hash of a request's key: it tells keys apart, and opens nothing."""
+        return sha256(_credentials(request)).hexdigest()[:FINGERPRINT]
 
     def _lookup(self, credentials: bytes) -> Tenant | None:
         digest = sha256(credentials).digest()

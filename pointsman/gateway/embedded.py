@@ -170,7 +170,7 @@ class Embedded:
             )
         gateway = self.gateway
         problems = [*gateway.clients.problems(), *gateway.upstream.problems(time.monotonic())]
-        problems += gateway.history.problems()
+        problems += [*gateway.history.problems(), *self.plane.events.problems()]
         return {
             **status,
             "ready": status["ready"] and is_listening(members),

@@ -12,6 +12,7 @@ from pointsman.errors import PointsmanError, command, listed, nearest, shown
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import SEARCHED, AnyRecord, newest_first, stored_of
+from pointsman.runtimes.event_log import THE_PLANE, Asker
 
 AskGateways: TypeAlias = Callable[[str, dict[str, str]], Awaitable[list[Any]]]
 """(about, details) -> the answers of the gateways in other processes that answer."""
@@ -29,8 +30,7 @@ class AdminCall(msgspec.Struct):
     parts: list[str]
     query: dict[str, str]
     body: bytes
-    by: str = ""
-    """Who asks."""
+    asker: Asker = THE_PLANE
 
 
 KINDS = ("deployment", "application", "instance", "model")

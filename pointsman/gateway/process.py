@@ -16,8 +16,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,17 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import load_revision
 from pointsman.config.schema import EACH_NODE, GatewaySpec
 from pointsman.errors import PointsmanError
-from pointsman.gateway.admission import NotAdmitted
-from pointsman.gateway.connection import GatewayConnection, PendingAnswer
-from pointsman.gateway.gateway import READ, Gateway, GatewayPage
+from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.listeners import CannotListen, GrpcListener, Listeners, allow_many_files
 from pointsman.gateway.lookup import newest_at, record_at
 from pointsman.gateway.metrics import fault_metrics
-from pointsman.gateway.pages import PROMETHEUS, add_pages
+from pointsman.gateway.pages import add_pages
 from pointsman.gateway.pipelines.applications import SECRET, Applications
+from pointsman.gateway.plane_pages import PlanePages
 from pointsman.gateway.shadows import shadow_answer
 from pointsman.gateway.shares import GrantedTenants, divided
-from pointsman.gateway.tenants import Tenant
 from pointsman.http.buffers import keep_freed_memory
-from pointsman.http.client import NoResponse
+from pointsman.http.client import NoResponse, StreamedResponse
 from pointsman.http.heads import HttpRequest
 from pointsman.replica.handles import PlaneAddress
 from pointsman.runtimes.interface import Unsaved
@@ -79,9 +77,11 @@ RETRY_S = 0.05
 CONNECT_S = 10.0
 """How long a plane may take to accept the connection."""
 REPORT_S = 10.0
-"""How long the plane may take for a report or a page."""
+"""How long the plane may take for a report."""
 TERM_S = 3.0
 """Requests in flight have this long to end after SIGTERM."""
+PASSED_ON = (b"authorization", b"x-api-key", b"x-pointsman-author", b"accept", b"last-event-id")
+"""Headers of a client's request that the plane needs for its answer."""
 MAX_LINES_BYTES = 4 * 1024 * 1024
 """Maximum bytes of records that wait for a plane; older ones are dropped."""
 
@@ -195,17 +195,19 @@ class PlaneLink:
         told, self._untold = self._untold, []
         self._keep(told, process)
 
-    async def fetch(self, http: HttpRequest) -> tuple[int, bytes]:
+    @asynccontextmanager
+    async def ask(self, http: HttpRequest) -> AsyncIterator[StreamedResponse]:
         """The plane's answer to a client's request, which is sent with the client's key. Raises `NoResponse`."""
         path = (PAGES + http.path).decode("latin-1") + (f"?{http.query.decode('latin-1')}" if http.query else "")
-        method, key = http.method.decode("latin-1"), http.headers.get(b"authorization", b"").decode("latin-1")
-        headers = self._headers + (f"authorization: {key}\r\n" if key else "")
+        headers = self._headers + "".join(
+            f"{name.decode()}: {http.headers[name].decode('latin-1')}\r\n" for name in PASSED_ON if name in http.headers
+        )
         try:
             client = self._plane.client()
         except (OSError, ValueError) as error:
             raise NoResponse(f"the plane is not known: {error}") from error
-        answer = await client.fetch(method, path, bytes(http.body), timeout_s=REPORT_S, headers=headers)
-        return answer.status, answer.body
+        async with client.stream(http.method.decode("latin-1"), path, bytes(http.body), headers) as response:
+            yield response
 
 
 class LinkedRecords:
@@ -227,41 +229,6 @@ class LinkedRecords:
         return []
 
     async def close(self) -> None: ...
-
-
-class PlanePages:
-    """Pages about the plane as a whole, which the plane answers itself."""
-
-    def __init__(self, gateway: Gateway, link: PlaneLink) -> None:
-        self._gateway = gateway
-        self._link = link
-        self._running: set[asyncio.Task[None]] = set()
-        gateway.pages.exact[b"/metrics"] = GatewayPage(self._forward, gateway.admission.page_reader, READ)
-        gateway.pages.trees[b"/admin/v1/"] = GatewayPage(self._forward, self._check)
-
-    def _check(self, request: HttpRequest, client: GatewayConnection) -> None:
-        if not self._gateway.admission.keys.opens_admin(request):
-            why = "the admin API needs its key: authorization: Bearer KEY (gateway.adminKeySha256)"
-            raise NotAdmitted(401, why, "invalid_admin_key")
-
-    def _forward(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
-        running = PendingAnswer(client)
-        client.serving = running
-        task = self._gateway.loop.create_task(self._answer(running, request))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-
-    async def _answer(self, running: PendingAnswer, request: HttpRequest) -> None:
-        kind = PROMETHEUS if request.path == b"/metrics" else b"application/json"
-        try:
-            status, body = await self._link.fetch(request)
-        except NoResponse:
-            if running.client is not None:
-                why = "the plane behind this gateway does not answer; requests to models are served all the same"
-                running.client.error(503, why, "no_plane", b"retry-after: 1\r\n")
-            return
-        if running.client is not None:
-            running.client.answer(status, body, kind)
 
 
 class GatewayProcess:
@@ -298,7 +265,7 @@ class GatewayProcess:
         self._stopped = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         add_pages(gateway, lambda: self._is_ready)
-        PlanePages(gateway, self.link)
+        PlanePages(gateway, self.link.ask)
         gateway.metrics.sources[:] = [lambda page: fault_metrics(page, gateway.tasks.failures(), Unsaved(0, 0))]
         gateway.history.gateway = name
         gateway.history.open(LinkedRecords(self.link), 0)

@@ -25,6 +25,7 @@ from pointsman.config.revision import (
 from pointsman.control import Desired
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, command
 from pointsman.pipeline.sources import Sources, pack_sources, unpack_sources
+from pointsman.runtimes.event_log import THE_PLANE, Asker
 from pointsman.runtimes.stores import DocumentStore, StoredManifest
 
 
@@ -45,8 +46,8 @@ class Documents:
         self.generation = 0
         """Generation of the manifest in force; it grows with each manifest that is applied."""
         self.files = EndpointsFiles()
-        self.noted: Callable[[Changes, str], None] = lambda *_: None
-        """Called with what has changed, and how the history describes it."""
+        self.noted: Callable[[Changes, str, Asker], None] = lambda *_: None
+        """Called with what has changed, how the history describes it, and who asked for it."""
         self._store = store
         self._preview = preview
         self._enforce = enforce
@@ -70,20 +71,29 @@ class Documents:
     def plan(self, document: ManifestText) -> Changes:
         return self._changes(*self.revision.changed(document, load_document(document)))
 
-    async def apply(self, document: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
+    async def apply(
+        self,
+        document: ManifestText,
+        confirmation: str | None = None,
+        asker: Asker = THE_PLANE,
+        note: str = "",
+    ) -> Changes:
         async with self._changing:
             plan = await _loaded(document)
-            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation, note=note)
+            changed = self.revision.changed(document, plan)
+            return self.put_in_force(*changed, confirmation=confirmation, note=note, asker=asker)
 
-    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+    async def deploy(
+        self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         async with self._changing:
             plan = await _loaded(document)
             if not plan.application_alone:
                 use = command("apply", document.file or "FILE")
                 raise PointsmanError(f"{document.file or 'this'} is a manifest, not an application; use: {use}")
-            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation)
+            return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation, asker=asker)
 
-    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
+    async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
         """Put the previous version of an application in force; called again, the one before that."""
         async with self._changing:
             self.revision.find(name)
@@ -93,24 +103,26 @@ class Documents:
             plan = await _loaded(before, _sources(self._store(), before))
             _check_code(before, plan, command("rollback", name))
             changed = self.revision.changed(before, plan)
-            return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation)
+            return self.put_in_force(*changed, rolled_back=name, confirmation=confirmation, asker=asker)
 
     def history(self) -> list[StoredManifest]:
         """The stored manifests, newest first."""
         return self._store().manifests()
 
-    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+    async def restore(
+        self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         """Put an earlier manifest in force; None: the previous one; called again, the one before that."""
         async with self._changing:
             found = _earlier(self.history(), generation)
             plan = await _loaded(found.document, _sources(self._store(), found.document))
             _check_code(found.document, plan, command("rollback", "--to", str(found.generation)))
             changed = self.revision.changed(found.document, plan)
-            return self.put_in_force(*changed, confirmation=confirmation, restores=found.content)
+            return self.put_in_force(*changed, confirmation=confirmation, restores=found.content, asker=asker)
 
-    async def delete(self, name: str) -> Changes:
+    async def delete(self, name: str, asker: Asker = THE_PLANE) -> Changes:
         async with self._changing:
-            return self.put_in_force(self.revision.without_application(name))
+            return self.put_in_force(self.revision.without_application(name), asker=asker)
 
     def application(self, name: str) -> str:
         """The document of an application in force, in canonical form."""
@@ -127,6 +139,7 @@ class Documents:
         confirmation: str | None = None,
         restores: int | None = None,
         note: str = "",
+        asker: Asker = THE_PLANE,
     ) -> Changes:
         """Store a revision and enforce it. Returns what has changed. `confirmation`: of these changes, if they are
         destructive; None: they need none. `restores`: the generation of the manifest that comes back. `note` replaces
@@ -140,7 +153,7 @@ class Documents:
         self.revision, self.plan_in_force = revision, plan
         self.files.configure(plan)
         self._enforce(plan, "" if revision.manifest is None else revision.manifest.folder, retry)
-        self.noted(changes, summary)
+        self.noted(changes, summary, asker)
         return changes
 
     def _changes(self, revision: Revision, retry: Collection[str] = ()) -> Changes:

@@ -5,18 +5,35 @@ rule: nothing waits for the log. The newest events are kept, and one that cannot
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pointsman.control.events import PhaseChange
+from pointsman.control.instances import Phase
 from pointsman.reasons import Reason
 
 KEPT = 2_000
 """Events in memory; as many are read back from the file."""
+
+
+RESTART = (Phase.BACKING_OFF.value, Phase.STARTING.value)
+"""The phases before and after a restart."""
+
+
+class Asker(NamedTuple):
+    """Who asked for a change."""
+
+    name: str = ""
+    """Empty if the plane decided it."""
+    key: str = ""
+    """The fingerprint of the admin key that allowed it; empty if none was needed."""
+
+
+THE_PLANE = Asker()
 
 
 class PlaneEvent(msgspec.Struct, frozen=True):
@@ -27,12 +44,17 @@ class PlaneEvent(msgspec.Struct, frozen=True):
     deployment: str
     """Empty if it is about the plane as a whole."""
     what: Reason
-    by: str = ""
-    """Who asked for it; empty if the plane decided it."""
+    asker: Asker = THE_PLANE
 
     def as_dict(self) -> dict[str, Any]:
         at = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
-        head = {"number": self.number, "at": at, "deployment": self.deployment, "by": self.by}
+        head = {
+            "number": self.number,
+            "at": at,
+            "deployment": self.deployment,
+            "by": self.asker.name,
+            "key": self.asker.key,
+        }
         return head | self.what.as_dict()
 
 
@@ -42,6 +64,8 @@ class EventStore(Protocol):
     def lines(self, limit: int) -> list[bytes]: ...
 
     def append(self, lines: Iterable[bytes]) -> None: ...
+
+    def problems(self) -> list[str]: ...
 
     async def close(self) -> None: ...
 
@@ -53,6 +77,8 @@ class EventLog:
         """`clock`: Unix time."""
         self.phases: Counter[tuple[str, str, str]] = Counter()
         """Phases that instances have entered, by deployment, phase, and code of the reason."""
+        self.restarts: Counter[str] = Counter()
+        """Instances that were started again after a failure, by deployment."""
         self.followers: list[Callable[[], None]] = []
         """Called after each event."""
         self._clock = clock
@@ -74,15 +100,24 @@ class EventLog:
         self._store = store
         self._append(newer)
 
+    def problems(self) -> list[str]:
+        """Why events are not stored."""
+        return [] if self._store is None else self._store.problems()
+
     async def close(self) -> None:
         """Store what is not stored yet; nothing after that."""
         store, self._store = self._store, None
         if store is not None:
             await store.close()
 
-    def note(self, deployment: str, what: Reason, by: str = "") -> None:
+    @property
+    def last(self) -> int:
+        """The number of the newest event; 0 if there is none."""
+        return self._last
+
+    def note(self, deployment: str, what: Reason, asker: Asker = THE_PLANE) -> None:
         self._last += 1
-        event = PlaneEvent(self._last, self._clock(), deployment, what, by).as_dict()
+        event = PlaneEvent(self._last, self._clock(), deployment, what, asker).as_dict()
         self._events.append(event)
         self._append([event])
         for follower in tuple(self.followers):
@@ -90,16 +125,21 @@ class EventLog:
 
     def note_phase(self, change: PhaseChange) -> None:
         self.phases[change.deployment, change.phase, "" if change.why is None else change.why.code] += 1
+        self.restarts[change.deployment] += (change.before, change.phase) == RESTART
         facts = {"instance": change.instance_id, "before": change.before, "phase": change.phase, "why": change.why}
         self.note(change.deployment, Reason("phase-changed", facts))
 
-    def forget(self, deployments: Collection[str]) -> None:
+    def forget(self, deployments: Set[str]) -> None:
         """Count only what is about these from now on."""
         for key in [key for key in self.phases if key[0] not in deployments]:
             del self.phases[key]
+        for name in self.restarts.keys() - deployments:
+            del self.restarts[name]
 
     def since(self, number: int, limit: int, deployment: str = "") -> list[dict[str, Any]]:
-        """The newest events after a number, oldest first."""
+        """The newest events after a number, oldest first. A number that is still to come is of another log: all are
+        new then."""
+        number = number if number <= self._last else 0
         found = [one for one in self._events if one["number"] > number and deployment in ("", one["deployment"])]
         return found[-limit:] if limit else []
 

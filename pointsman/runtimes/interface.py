@@ -27,7 +27,7 @@ from pointsman.placement.fleet import Snapshot
 from pointsman.reasons import Reason
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
-from pointsman.runtimes.event_log import EventLog
+from pointsman.runtimes.event_log import THE_PLANE, Asker, EventLog
 from pointsman.runtimes.stores import DocumentStore, StoredManifest, TargetStore, UsageStore
 from pointsman.scaling.deployment import ScaledDeployment
 
@@ -360,15 +360,19 @@ class DocumentOperations(Protocol):
         """What applying a manifest, or deploying an application, would change."""
         ...
 
-    async def apply(self, document: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
+    async def apply(
+        self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE, note: str = ""
+    ) -> Changes:
         """Put a manifest in force, or an application beside it. `note`: its summary in the history."""
         ...
 
-    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+    async def deploy(
+        self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         """Put an application in force beside the manifest, in place of its previous version."""
         ...
 
-    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
+    async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
         """Put the previous version of an application in force."""
         ...
 
@@ -376,11 +380,13 @@ class DocumentOperations(Protocol):
         """The stored manifests, newest first; the first one is in force."""
         ...
 
-    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+    async def restore(
+        self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         """Put an earlier manifest in force; None: the previous one."""
         ...
 
-    async def delete(self, name: str) -> Changes:
+    async def delete(self, name: str, asker: Asker = THE_PLANE) -> Changes:
         """Remove an application with all its versions."""
         ...
 

@@ -23,7 +23,7 @@ from pointsman.reasons import Reason
 from pointsman.runtimes.autoscaling import MakePolicyCalls, PlaneScaling, PolicyLoop
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.documents import Documents
-from pointsman.runtimes.event_log import EventLog
+from pointsman.runtimes.event_log import Asker, EventLog
 from pointsman.runtimes.instances import EngineInstances
 from pointsman.runtimes.interface import BackgroundTasks, Clock, Runtime, Timer
 from pointsman.runtimes.serving import PlaneTraffic
@@ -250,15 +250,15 @@ def _tell(traffic: PlaneTraffic, loop: ControlLoop, event: control.ControllerEve
         loop.tell(event)
 
 
-def _note_documents(events: EventLog, documents: Documents, changes: Changes, summary: str) -> None:
+def _note_documents(events: EventLog, documents: Documents, changes: Changes, summary: str, asker: Asker) -> None:
     events.forget({one.name for one in documents.plan_in_force.deployments})
     if changes:
-        events.note("", Reason("documents-changed", {"changes": summary, "generation": documents.generation}))
+        events.note("", Reason("documents-changed", {"changes": summary, "generation": documents.generation}), asker)
 
 
 def _note_target(events: EventLog, record: ScalingRecord) -> None:
     facts = {"before": record.before, "after": record.after, "policy": record.policy, "text": record.in_words()}
-    events.note(record.deployment, Reason("target-changed", facts), record.by)
+    events.note(record.deployment, Reason("target-changed", facts), Asker(record.by))
 
 
 def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:

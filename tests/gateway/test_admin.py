@@ -19,7 +19,7 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.placement import Claim, Place, Tier
 from pointsman.placement.fleet import Occupant, Snapshot
 from pointsman.reasons import Reason
-from pointsman.runtimes.event_log import EventLog
+from pointsman.runtimes.event_log import THE_PLANE, Asker, EventLog
 from pointsman.runtimes.machine.state_directory import AdminSocket
 from pointsman.runtimes.stores import StoredManifest
 from pointsman.scaling.deployment import ScaledDeployment
@@ -62,8 +62,11 @@ class FakePlane:
         self._do("plan", manifest)
         return Changes((Change("start", "chat-1", "2 replicas are wanted"),))
 
-    async def apply(self, manifest: ManifestText, confirmation: str | None = None, note: str = "") -> Changes:
-        self._do("apply", manifest, confirmation)
+    async def apply(
+        self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE, note: str = ""
+    ) -> Changes:
+        self.asker = asker
+        self._do("apply", document, confirmation)
         if self.slow is not None:
             await self.slow.wait()
         return Changes(())
@@ -73,11 +76,13 @@ class FakePlane:
         place = Place(tier=Tier.CPU, claims=(Claim(worker="w", memory_bytes=5),))
         return Snapshot((Worker(name="w", cpus=2, memory_bytes=9),), (Occupant("m-1", place, "m"),))
 
-    async def deploy(self, document: ManifestText, confirmation: str | None = None) -> Changes:
+    async def deploy(
+        self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         self._do("deploy", document, confirmation)
         return Changes((Change("open", "app", "new"),))
 
-    async def rollback(self, name: str, confirmation: str | None = None) -> Changes:
+    async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
         self._do("rollback", name, confirmation)
         return Changes()
 
@@ -85,11 +90,13 @@ class FakePlane:
         self._do("history")
         return [StoredManifest(2, 1e9, "start chat-1", 1, ManifestText("x", "/", "m.yaml"))]
 
-    async def restore(self, generation: int | None, confirmation: str | None = None) -> Changes:
+    async def restore(
+        self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
+    ) -> Changes:
         self._do("restore", generation, confirmation)
         return Changes()
 
-    async def delete(self, name: str) -> Changes:
+    async def delete(self, name: str, asker: Asker = THE_PLANE) -> Changes:
         self._do("delete", name)
         return Changes((Change("close", name, "gone"),))
 
@@ -245,16 +252,65 @@ def test_events_are_listed_and_awaited(admin_bed: AdminBed) -> None:
     assert events.followers == []
 
 
+def test_events_are_streamed_as_they_happen(admin_bed: AdminBed) -> None:
+    events, thread = admin_bed.plane.events, admin_bed.bed.thread
+
+    def note(name: str) -> None:
+        thread.call(lambda: events.note(name, Reason("drained")))
+
+    for name in ("chat", "other", "chat"):
+        note(name)
+    accept = "accept: text/event-stream"
+    client = admin_bed.client()
+    client.send(call("GET", "events?after=1&deployment=chat", None, accept))
+    assert client.head().header("content-type") == "text/event-stream; charset=utf-8"
+    assert b"id: 1\n" not in client.until(b"id: 3\ndata: {")
+    note("other")
+    note("chat")
+    assert b"id: 4" not in client.until(b"id: 5\n")
+    client.close()
+    wait_for(lambda: not events.followers, "the stream ends with its client")
+    again = admin_bed.client()
+    again.send(call("GET", "events", None, accept, "last-event-id: 4"))
+    assert b"id: 4\n" not in again.until(b"id: 5\n")
+    again.close()
+    assert admin_bed.fetch(call("GET", "events", None, accept, "last-event-id: x")).status == 400
+    wait_for(lambda: not events.followers)
+
+
+def test_memory_for_a_slow_reader_of_events_is_bounded(admin_bed: AdminBed) -> None:
+    events, thread = admin_bed.plane.events, admin_bed.bed.thread
+    client = admin_bed.bed.client(narrow=True)
+    client.send(call("GET", "events", None, "accept: text/event-stream", f"authorization: Bearer {KEY}"))
+    client.head()
+
+    def burst() -> None:
+        for _ in range(500):
+            events.note("chat", Reason("turned-away", {"text": "x" * 1000}))
+
+    for _ in range(8):
+        thread.call(burst)
+    buffered = thread.call(lambda: max(one.transport.get_write_buffer_size() for one in admin_bed.bed.gateway.clients))
+    assert buffered < 2_000_000
+    assert client.until(b"id: 4000\n")
+    client.close()
+    wait_for(lambda: not events.followers)
+
+
 def test_what_operators_ask_for_is_an_event(admin_bed: AdminBed) -> None:
     admin_bed.fetch(call("GET", "status"))
     admin_bed.fetch(call("POST", "plan", {"text": "", "folder": "."}))
     admin_bed.fetch(call("POST", "instances/chat-0/drain", None, "x-pointsman-author: Ada"))
     admin_bed.bed.fetch(call("POST", "applications/none/rollback", b"?", f"authorization: Bearer {KEY}"))
     events = admin_bed.plane.events.since(0, 10)
-    assert [(one["by"], one["text"]) for one in events] == [
-        ("Ada", "POST instances chat-0 drain: answered with 200"),
-        ("the admin API", "POST applications none rollback: answered with 400"),
+    assert [(one["by"], one["key"], one["text"]) for one in events] == [
+        ("Ada", "", "POST instances chat-0 drain: answered with 200"),
+        ("the admin API", KEYED["adminKeySha256"][:8], "POST applications none rollback: answered with 400"),
     ]
+    body = {"text": "", "folder": "."}
+    lines = (f"authorization: Bearer {KEY}", "x-pointsman-author: Ada")
+    assert admin_bed.bed.fetch(call("POST", "apply", body, *lines)).status == 200
+    assert admin_bed.plane.asker == Asker("Ada", KEYED["adminKeySha256"][:8])
 
 
 def test_scaling_can_be_read_and_ordered(admin_bed: AdminBed) -> None:

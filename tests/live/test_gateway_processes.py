@@ -21,7 +21,7 @@ from tests.live.manifests import hashed, manifest, simulated
 from tests.live.test_recovery import GRACE_S, free_port
 
 CLIENTS = 12
-KEY = "key-of-a-tenant"
+KEY, ADMIN_KEY = "key-of-a-tenant", "key-of-an-operator"
 
 
 def shared(*deployments: dict[str, Any], **gateway: Any) -> str:
@@ -51,7 +51,7 @@ def counted(url: str, name: str = "pointsman_requests_total") -> float:
 
 
 def test_requests_are_spread_and_one_picture_shows_all(plane: LivePlane) -> None:
-    url = up(plane, shared(simulated("m", 2)))
+    url = up(plane, shared(simulated("m", 2), adminKeySha256=hashed(ADMIN_KEY)))
     with Load(url, ["m"], clients=CLIENTS) as load:
         plane.until(lambda: len(load.samples) > 150, "load")
     assert load.unexpected() == []
@@ -74,6 +74,13 @@ def test_requests_are_spread_and_one_picture_shows_all(plane: LivePlane) -> None
     status = plane.pointsman("status").stdout
     assert "gateway-1" in status
     assert "gateway-2" in status
+    keyed = {"authorization": f"Bearer {ADMIN_KEY}", "x-pointsman-author": "Ada", "accept": "text/event-stream"}
+    with httpx.stream("GET", f"{url}/admin/v1/events?after=0", headers=keyed, timeout=20) as stream:
+        events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+        assert next(events)["number"] == 1
+        httpx.post(f"{url}/admin/v1/instances/none/drain", headers=keyed)
+        asked = next(one for one in events if one["code"] == "operation")
+    assert (asked["by"], asked["key"]) == ("Ada", hashed(ADMIN_KEY)[:8])
 
 
 def test_a_gateway_that_is_killed_loses_what_it_had_in_flight_and_is_replaced(plane: LivePlane) -> None:

@@ -22,6 +22,9 @@ class Lines:
     def append(self, lines: Iterable[bytes]) -> None:
         self.stored += lines
 
+    def problems(self) -> list[str]:
+        return []
+
     async def close(self) -> None: ...
 
 
