@@ -9,7 +9,7 @@ BENCH  := .venv-bench
 # Tests start hundreds of Python processes; without compiled files each would take twice as long to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types tests format bench-scheduling bench-gateway bench-placement bench-pipeline bench-ray bench-scaling bench-lab soak-simulation clean
+.PHONY: run test lint types tests browser format bench-scheduling bench-gateway bench-placement bench-pipeline bench-ray bench-scaling bench-lab soak-simulation clean
 
 run: $(RUNS)  ## two llama.cpp instances of a small chat model behind the gateway
 	@$(BIN)/pointsman up examples/smollm2.yaml
@@ -31,7 +31,13 @@ define pytest
 	$(BIN)/pytest $(1) || { test $$? = 1 && echo "once more, one at a time:" && $(BIN)/pytest -n 0 $(2) --last-failed --last-failed-no-failures none; }
 endef
 
-tests: $(READY)
+# Pages are tested in Chromium. It is installed where that is allowed; elsewhere those tests are skipped, which -rs shows.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+	test "$$(id -u)" = 0 && apt-get install -y -qq chromium >/dev/null 2>&1 \
+	|| echo "no Chromium, and it cannot be installed here: tests of pages are skipped"
+
+tests: $(READY) browser
 	$(call pytest,-n $$(($(CORES) + 1)) -rs -m "not ray" --ignore tests/live,-m "not ray" --ignore tests/live)
 	$(call pytest,-n $$((2 * $(CORES) + 1)) -rs -m "not ray" tests/live,-m "not ray" tests/live)
 	$(call pytest,-rs -m ray,-m ray)

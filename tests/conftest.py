@@ -1,4 +1,4 @@
-"""The same conditions for every run: property tests repeat themselves, and Ctrl-C works.
+"""The same conditions for every run: property tests repeat themselves, and Ctrl-C works. The browser is here too.
 
 HYPOTHESIS_PROFILE=searching pytest looks further, and elsewhere each time.
 """
@@ -7,6 +7,10 @@ import os
 import signal
 
 from hypothesis import settings
+
+from tests.browser import browser
+
+__all__ = ["browser"]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("searching", deadline=None, max_examples=1000)
