@@ -4,7 +4,8 @@ import sys
 from types import FrameType
 from typing import Any
 
-from tests.architecture.test_architecture_page import PACKAGE, walks
+from tests.architecture.house import PACKAGE
+from tests.architecture.test_architecture_page import walks
 from tests.gateway.bed import Bed
 from tests.gateway.wire import chat
 
