@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,8 @@ from pointsman.render.text import text_table
 
 STREAMS, TOKENS, TOKENS_PER_SECOND = 32, 50, 100
 LOCAL, RAY = "local", "ray"
+READY_S = 180.0
+"""How long a plane may take to start."""
 
 
 class Pace(NamedTuple):
@@ -76,19 +78,17 @@ class Row(NamedTuple):
 
     def cells(self) -> list[str]:
         if not self.values:
-            return [self.what, self._target, "", "", "not measured"]
+            return [self.what, "", "", "", "not measured"]
         spread = f"{min(self.values):.2f} to {max(self.values):.2f}"
-        return [self.what, self._target, f"{median(self.values):.2f}", spread, "yes" if self.met else "NO"]
-
-    @property
-    def _target(self) -> str:
-        return f"at {'least' if self.at_least else 'most'} {self.bound:.2f}"
+        target = f"at {'least' if self.at_least else 'most'} {self.bound:.2f}"
+        return [self.what, target, f"{median(self.values):.2f}", spread, "yes" if self.met else "NO"]
 
 
 # The diamond
 
 
-def diamond(pace: Pace, peers: Path, folder: Path, results: Results) -> list[Row]:
+def diamond(pace: Pace, peers: Path, folder: Path) -> tuple[list[Row], str]:
+    results = Results(versions={})
     serve, tuned, ours, local = RayServe(peers), RayServeTuned(peers), PointsmanOnRay(), Pointsman()
     how = msgspec.structs.replace(QUICK if pace.diamond == 1 else FULL, rounds=pace.diamond)
     Run(that_can_run([serve, tuned, ours], results), results, how, folder, (DIAMOND,)).all()
@@ -97,10 +97,10 @@ def diamond(pace: Pace, peers: Path, folder: Path, results: Results) -> list[Row
         found = []
         for number, each in enumerate(results.rounds):
             rate = {one.name: of_diamond(one.name, clients, RATE)(each) for one in (serve, tuned, ours)}
-            mine, best = rate[ours.name], max(rate[serve.name] or 0.0, rate[tuned.name] or 0.0)
-            if mine and best:
-                found.append(mine / best)
+            mine, theirs = rate[ours.name], [rate[serve.name], rate[tuned.name]]
+            if mine:
                 rates[number, clients] = mine
+                found += [mine / max(filter(None, theirs))] if all(theirs) else []
         rows.append(Row(f"diamond, {clients} clients: requests/s / the better Ray Serve", found, 5.0, True))
     rounds = range(len(results.rounds))
     kept = [rates[one, 32] / rates[one, 8] for one in rounds if (one, 32) in rates and (one, 8) in rates]
@@ -110,7 +110,16 @@ def diamond(pace: Pace, peers: Path, folder: Path, results: Results) -> list[Row
     results.missing |= arrays.missing
     handed = arrays.ratios(of_handing(ours.name, HANDED), of_handing(local.name, HANDED))
     rows.append(Row("10 MB to the next replica on one node / local runtime", handed, 1.25))
-    return rows
+    complaints = [f"{name}: {why}" for name, why in {**results.missing, **results.complaints()}.items()]
+    return rows, "\n".join([diamond_table(results), *complaints])
+
+
+def diamond_table(results: Results) -> str:
+    lines = []
+    for name in results.versions:
+        rates = [results.median(of_diamond(name, clients, RATE)) for clients in CLIENTS]
+        lines.append([name, *("" if rate is None else f"{rate:,.0f}" for rate in rates)])
+    return text_table(["diamond, requests/s", *(f"{clients} clients" for clients in CLIENTS)], lines)
 
 
 # Streams
@@ -189,7 +198,7 @@ def streams(pace: Pace, folder: Path) -> tuple[list[Row], str]:
                 plane.flags = ["--runtime", "ray"]
                 plane.environment |= ray_of_its_own(folder / name)
             stack.callback(plane.close)
-            plane.up(manifest())
+            plane.up(manifest(), timeout_s=READY_S)
         found: dict[str, list[Streamed]] = {LOCAL: [], RAY: []}
         for plane in planes.values():
             turn(plane)  # connections and caches
@@ -257,15 +266,28 @@ def router(pace: Pace) -> list[Row]:
     ]
 
 
-def diamond_table(results: Results) -> str:
-    lines = []
-    for name in results.versions:
-        rates = [results.median(of_diamond(name, clients, RATE)) for clients in CLIENTS]
-        lines.append([name, *("" if rate is None else f"{rate:,.0f}" for rate in rates)])
-    return text_table(["diamond, requests/s", *(f"{clients} clients" for clients in CLIENTS)], lines)
+Part: TypeAlias = Callable[[Pace, Path, Path], tuple[list[Row], str]]
+"""How much, where Ray Serve is installed, and a folder: rows, and a table to print before them."""
+PARTS: dict[str, Part] = {
+    "diamond": diamond,
+    "streams": lambda pace, _, folder: streams(pace, folder),
+    "router": lambda pace, *_: (router(pace), ""),
+    "gateways": lambda pace, *_: (gateways(pace), ""),
+    "sharing": lambda pace, *_: sharing(pace),
+}
 
 
-PARTS = ("diamond", "streams", "router", "gateways", "sharing")
+def measured_part(name: str, pace: Pace, peers: Path, folder: Path) -> list[Row]:
+    """The rows of a part. One that fails says why, and does not keep the others from being measured."""
+    progress(name)
+    try:
+        rows, table = PARTS[name](pace, peers, folder)
+    except Exception as error:  # of Ray, of planes and of clients
+        print(f"{name}: {type(error).__name__}: {error}\n")
+        return [Row(name, [], 0.0)]
+    if table:
+        print(f"{table}\n")
+    return rows
 
 
 def main() -> int:
@@ -277,28 +299,9 @@ def main() -> int:
     pace, began = PACES["quick" if options.quick else "full"], time.monotonic()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="br-", ignore_cleanup_errors=True) as folder:
-        if "diamond" in options.only:
-            results = Results(versions={})
-            rows += diamond(pace, options.peers.absolute(), Path(folder), results)
-            print(f"{diamond_table(results)}\n")
-            for name, why in {**results.missing, **results.complaints()}.items():
-                print(f"{name}: {why}")
-        if "streams" in options.only:
-            progress("streams on the Ray and on the local runtime")
-            more, table = streams(pace, Path(folder))
-            rows += more
-            print(f"{table}\n")
-        if "router" in options.only:
-            progress("PointsmanRouter and Serve's router")
-            rows += router(pace)
-        if "gateways" in options.only:
-            progress("one and two gateway processes")
-            rows += gateways(pace)
-        if "sharing" in options.only:
-            progress("one, two and four gateway processes that share prefixes")
-            more, table = sharing(pace)
-            rows += more
-            print(f"{table}\n")
+        for name in PARTS:
+            if name in options.only:
+                rows += measured_part(name, pace, options.peers.absolute(), Path(folder))
     print(text_table(["what", "target", "median", "rounds", "met"], [one.cells() for one in rows]))
     load = os.getloadavg()[1]
     progress(f"done in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores; load over 5 minutes {load:.1f}")

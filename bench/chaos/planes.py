@@ -41,7 +41,7 @@ class LivePlane:
 
     # Lifecycle
 
-    def up(self, manifest: str | None = None, *, wait: bool = True) -> float:
+    def up(self, manifest: str | None = None, *, wait: bool = True, timeout_s: float = TIMEOUT_S) -> float:
         """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
         file = [] if manifest is None else [str(self.write(manifest))]
@@ -58,9 +58,9 @@ class LivePlane:
                 stderr=log,
             )
         if wait:
-            self.until(self.is_settled, "all instances ready")
+            self.until(self.is_settled, "all instances ready", timeout_s)
         else:
-            self.until(self.is_reachable, "plane reachable")
+            self.until(self.is_reachable, "plane reachable", timeout_s)
         return time.monotonic() - began
 
     def move(self, state: Path) -> None:

@@ -38,8 +38,8 @@ if __name__ == "__main__":
 
     # Build and configure
     app = pm.build(dag)
-    app.m1.set_options(num_replicas=3)
-    app.ingress.set_options(num_replicas=10)
+    app.m1.set_options(num_replicas=2)
+    app.ingress.set_options(num_replicas=2)
 
     # Deploy it
     app_handle = app.deploy("ray", address=sys.argv[1])

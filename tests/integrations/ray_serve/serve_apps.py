@@ -158,14 +158,6 @@ def zoo() -> Any:
 # Scaling
 
 
-class Overloaded:
-    """A scaling policy of a user: one replica more for every deadline that is missed."""
-
-    def desired_replicas(self, view: Any) -> int:
-        met = view.slo_attainment
-        return int(view.target + 1) if met is not None and met < 0.9 else int(view.target)
-
-
 def raises(view: Any) -> int:
     raise ZeroDivisionError("of the scaling policy")
 
@@ -188,7 +180,7 @@ class Working:
         return "done"
 
 
-def scaled(scaling: Any, **routing: Any) -> Any:
+def scaled(scaling: Any) -> Any:
     """With this scaling policy, from 1 to 3 replicas."""
     config = AutoscalingConfig(
         min_replicas=1,
@@ -201,4 +193,4 @@ def scaled(scaling: Any, **routing: Any) -> Any:
         policy=scaling,
     )
     working: Any = Working
-    return working.options(autoscaling_config=config, request_router_config=pointsman_routing(**routing)).bind()
+    return working.options(autoscaling_config=config, request_router_config=pointsman_routing()).bind()

@@ -1,6 +1,5 @@
-"""`pointsman_scaling` on a real Serve application: it scales by deadlines, and policies that fail stop nothing."""
+"""`pointsman_scaling` on real Serve applications: broken policies stop nothing, and the example scales by deadlines."""
 
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -31,48 +30,44 @@ def reports(name: str, code: str) -> dict[str, Any]:
     return found
 
 
-def running(name: str) -> int:
+def running(application: str, deployment: str) -> int:
+    """How many replicas run."""
     from ray import serve
 
-    states = serve.status().applications[name].deployments["Working"].replica_states
+    states = serve.status().applications[application].deployments[deployment].replica_states
     return int(states.get("RUNNING", 0))
 
 
-def test_missed_deadlines_scale_an_application_and_broken_policies_stop_nothing(cluster: Cluster) -> None:
+def test_the_example_scales_by_deadlines_while_broken_policies_stop_nothing(cluster: Cluster) -> None:
     """One application after the other: a policy that fails in Serve's controller would stop the next ones."""
-    from pointsman.integrations.ray_serve import pointsman_scaling
-    from tests.integrations.ray_serve.serve_apps import Overloaded, empty, raises, sleeps
+    from examples.ray_serve import sla
+    from pointsman.integrations.ray_serve import explain, pointsman_scaling, status
+    from tests.integrations.ray_serve.serve_apps import empty, raises, sleeps
     from tests.integrations.ray_serve.serve_apps import scaled as application
 
     cluster.run(application(pointsman_scaling(raises, interval_s=0.2)), "raises-scaling")
     cluster.run(application(pointsman_scaling(empty, interval_s=0.2)), "empty-scaling")
     cluster.run(application(pointsman_scaling(sleeps, interval_s=0.2, time_limit_s=0.2)), "sleeps-scaling")
-    policy = pointsman_scaling(Overloaded(), interval_s=0.5)
-    cluster.run(application(policy, policy="slo-aware"), "deadlines")
-    stop = Event()
+    cluster.run(sla.application(), "summary")
+    url = f"{cluster.url}/summary"
 
-    def load() -> None:
-        while not stop.is_set():
-            assert cluster.ask("/deadlines", {"x-pointsman-deadline-ms": "60"}).status == 200
+    def grown() -> bool:
+        sla.load(url, 5)
+        records = status()["scaled"].get("summary/Summary", {"records": []})["records"]
+        return running("summary", "Summary") > 1 and any(one["after"] > one["before"] for one in records)
 
-    with ThreadPoolExecutor(6) as pool:
-        clients = [pool.submit(load) for _ in range(6)]
-        try:
-            until(lambda: running("deadlines") == 3, "missed deadlines add replicas", 90)
-        finally:
-            stop.set()
-        for client in clients:
-            client.result()
-    records = scaled("deadlines")["records"]
-    assert [(one["before"], one["after"]) for one in records if one["after"] != one["before"]] == [(1, 2), (2, 3)]
+    until(grown, "missed deadlines add replicas", 90)
+    told = explain("r-0-0")
+    assert told.data["strategy"] == "least-slack", "urgent requests overtake the others"
+    assert told.data["deadline_ms"] == sla.DEADLINE_MS
     assert reports("raises-scaling", "policy-raised")["text"] == "raised ZeroDivisionError: of the scaling policy"
     assert reports("empty-scaling", "policy-answer-invalid")["found"] == "None"
     assert reports("sleeps-scaling", "policy-too-slow")["limit_s"] == 0.2
     broken = ("raises-scaling", "empty-scaling", "sleeps-scaling")
     for name in broken:
-        assert running(name) == 1
+        assert running(name, "Working") == 1
         assert cluster.ask(f"/{name}").status == 200
-    for name in (*broken, "deadlines"):
+    for name in (*broken, "summary"):
         cluster.delete(name)
 
 
