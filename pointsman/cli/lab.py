@@ -50,6 +50,7 @@ pending-work, default, and those of manifests (fifo, power-of-two, ...). Paramet
 examples:
   pointsman lab compare requests.jsonl --policy round-robin --policy pending-work --speed 1,2,3 --seeds 5
   pointsman lab compare requests.jsonl --policy a.yaml --policy mymodule:MyPolicy --first 1000 --html report.html
+  pointsman lab compare requests.jsonl --policy fifo --policy default --faults faults.yaml
 """
 
 
@@ -148,6 +149,7 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scrape", type=time_span, default=0.5, metavar="TIME", help="interval of metrics (default 0.5s)"
     )
+    parser.add_argument("--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile, as YAML")
     parser.add_argument("--gpu-price", type=above_zero, default=2.0, metavar="PRICE", help="per GPU hour (default 2)")
     add_replays(parser)
     add_objectives(parser)
@@ -173,7 +175,8 @@ def _speeds(text: str) -> list[float]:
 
 
 def base_trial(args: argparse.Namespace, speed: float = 1.0) -> "Trial":
-    from pointsman.lab.traffic import Objectives, ReplayLoad, ReplaySetting, Trial, fleet_of
+    from pointsman.config.yaml import text_of
+    from pointsman.lab.traffic import Objectives, ReplayLoad, ReplaySetting, Trial, fleet_of, read_faults
 
     load = ReplayLoad(speed=speed, clients=args.clients, spread=not args.keep_ticks, closed=args.closed)
     setting = ReplaySetting(
@@ -182,6 +185,7 @@ def base_trial(args: argparse.Namespace, speed: float = 1.0) -> "Trial":
         deployment=args.of,
         scrape_interval_s=args.scrape,
         start_up_s=args.start_up,
+        faults=None if args.faults is None else read_faults(text_of(args.faults), str(args.faults)),
     )
     return Trial(
         source=args.recording,

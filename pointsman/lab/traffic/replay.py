@@ -22,6 +22,7 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.routes import DispatcherSettings, Route
 from pointsman.runtimes.interface import ProcessOrder
 from pointsman.runtimes.simulation.engines import SimulatedRequest
+from pointsman.runtimes.simulation.faults import FaultDocument, FaultInjector
 from pointsman.runtimes.simulation.simulation import Simulation, pace_of_engine
 from pointsman.runtimes.traffic import Lane
 from pointsman.selection import SchedulingFailure
@@ -52,6 +53,8 @@ class ReplaySetting(msgspec.Struct, frozen=True, kw_only=True):
     scrape_delay_s: float = 0.01
     start_up_s: float = 1.0
     """Of an instance."""
+    faults: FaultDocument | None = None
+    """What goes wrong, in seconds since the first arrival."""
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -107,7 +110,7 @@ class Replayed(msgspec.Struct, frozen=True):
     gpu_hours: float
     """Of all instances that were up in that time."""
     errors: list[str]
-    """What went wrong in the policy."""
+    """What went wrong in the policy, and faults that could not happen."""
 
 
 class Forced(msgspec.Struct, frozen=True):
@@ -177,6 +180,7 @@ class Player:
         self._sessions = _Sessions(self) if setting.load.closed else None
         self._blocks: dict[str, int] = {}
         self._sampled = _Samples(self.simulation, setting.fleet.gpus)
+        self._injector = FaultInjector(self.simulation, seed)
 
     def _pace(self, order: ProcessOrder) -> Pace:
         made = self.paces[order.instance_id] = pace_of_engine(order)
@@ -187,6 +191,8 @@ class Player:
         self._wait_for_instances()
         survey, load = self._recording.survey(), self._setting.load
         self._sampled.begin(self._began, max(survey.seconds / (1.0 if load.clients else load.speed), 1.0) / BINS)
+        if self._setting.faults is not None:
+            self._injector.schedule(self._setting.faults.drawn(self._seed), since=self._began)
         clock, sessions, last = self.simulation.clock, self._sessions, 0.0
         for arrival in arrivals(self._recording, load, self._seed):
             clock.run_until(self._began + arrival.at)
@@ -285,14 +291,14 @@ class Player:
             self._sessions.ended(name)
 
     def _replayed(self) -> Replayed:
-        errors = [lane.dispatcher.counters.useless for lane in self._lanes()]
-        return Replayed(
-            [],
-            self._sampled.line(),
-            self._seconds,
-            self._sampled.gpu_hours(self._seconds),
-            [f"{one.count:,} of its answers could not be used; the last: {one.last}" for one in errors if one.count],
-        )
+        useless = [lane.dispatcher.counters.useless for lane in self._lanes()]
+        errors = [
+            f"{one.count:,} of its answers could not be used; the last: {one.last}" for one in useless if one.count
+        ]
+        missed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self._injector.missed.items()))
+        if missed:
+            errors.append(f"faults that found nothing to strike: {missed}")
+        return Replayed([], self._sampled.line(), self._seconds, self._sampled.gpu_hours(self._seconds), errors)
 
 
 class _Sessions:

@@ -28,7 +28,7 @@ class SimulationFault(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     """Something that goes wrong."""
 
     at: Moment
-    """Seconds on the clock of the simulation."""
+    """Seconds on the clock of the simulation; in a replay, since the first arrival."""
 
 
 class InstanceFault(SimulationFault, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class HangInstance(InstanceFault, frozen=True, kw_only=True, tag="hang"):
 class SlowDownInstance(InstanceFault, frozen=True, kw_only=True, tag="slow-down"):
     """It takes `factor` times as long for everything."""
 
-    factor: Positive = 4.0
+    factor: Annotated[float, msgspec.Meta(ge=1.0)] = 4.0
     seconds: Positive = 30.0
 
 
@@ -130,9 +130,10 @@ class FaultInjector:
             PartitionGateway: self._partition,
         }
 
-    def schedule(self, faults: Iterable[AnyFault]) -> None:
+    def schedule(self, faults: Iterable[AnyFault], since: float = 0.0) -> None:
+        """`since`: the time on the clock from which those of the faults count."""
         for fault in faults:
-            self._simulation.clock.call_at(fault.at, self._strike, fault)
+            self._simulation.clock.call_at(since + fault.at, self._strike, fault)
 
     def _strike(self, fault: AnyFault) -> None:
         kind = str(type(fault).__struct_config__.tag)

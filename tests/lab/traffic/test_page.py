@@ -1,6 +1,9 @@
 """The page of a comparison: complete in itself, and right in a real browser."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -80,3 +83,23 @@ def test_a_browser_shows_its_plots_without_errors(
     assert ink != paper
     assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
     assert wide <= 0, "tables scroll, the page does not"
+
+
+def test_the_report_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Nothing goes by the order of a set, which differs from process to process, or by an address or the clock."""
+    made = []
+    for seed in ("1", "2"):
+        file = tmp_path / f"{seed}.html"
+        command = [
+            sys.executable,
+            "-m",
+            "pointsman",
+            "lab",
+            "compare",
+            "generate:multi-turn?rate=1&seconds=20&tenants=2",
+        ]
+        command += ["--policy", "power-of-two", "--policy", "default", "--speed", "2", "--fleet", FLEET, "--json"]
+        command += ["--no-cache", "--processes", "1", "--html", str(file)]
+        told = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        made.append((told.stdout, file.read_bytes()))
+    assert made[0] == made[1]

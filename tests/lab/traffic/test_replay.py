@@ -23,6 +23,7 @@ from pointsman.lab.traffic import (
     fleet_of,
     grid,
     policy_of,
+    read_faults,
     recording_of,
     replay,
     run_trials,
@@ -170,3 +171,26 @@ def test_memory_is_bounded_by_what_is_in_flight_and_not_by_the_length_of_the_rec
     assert len(blocks) > 8
     grown = fmean(blocks[-3:]) - fmean(blocks[:3])
     assert grown < 0.3 * more, f"{grown:,.0f} more objects after {more:,} more requests"
+
+
+FAULTS = """
+faults:
+- {kind: kill, at: 2, instance: fleet-1}
+- {kind: slow-down, at: 5, factor: 50, seconds: 20, instance: fleet-2}
+- {kind: kill, at: 6, instance: fleet-9}
+random: {count: 3, begin: 3, end: 12}
+"""
+
+
+def test_faults_happen_to_a_replay_and_again_with_its_seed() -> None:
+    load = recorded(*conversations())
+    rough = msgspec.structs.replace(setting(speed=4.0), faults=read_faults(FAULTS))
+    first, again = (replay(load, rough, policy_of("pending-work"), 4) for _ in range(2))
+    assert first == again
+    assert len({one.number for one in first.ended}) == len(first.ended) == load.survey().requests
+    assert any("kill 1" in error for error in first.errors), "there is no ninth instance"
+    smooth = replay(load, setting(speed=4.0), policy_of("pending-work"), 4)
+    assert min(first.line.replicas) < min(smooth.line.replicas)
+    assert fmean(one.latency_s for one in first.ended) > fmean(one.latency_s for one in smooth.ended)
+    kept = msgspec.json.decode(msgspec.json.encode(rough), type=ReplaySetting)
+    assert kept == rough, "a saved run replays its faults"
