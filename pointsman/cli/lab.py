@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,8 +176,7 @@ def _speeds(text: str) -> list[float]:
 
 
 def base_trial(args: argparse.Namespace, speed: float = 1.0) -> "Trial":
-    from pointsman.config.yaml import text_of
-    from pointsman.lab.traffic import Objectives, ReplayLoad, ReplaySetting, Trial, fleet_of, read_faults
+    from pointsman.lab.traffic import Objectives, ReplayLoad, ReplaySetting, Trial, faults_of, fleet_of
 
     load = ReplayLoad(speed=speed, clients=args.clients, spread=not args.keep_ticks, closed=args.closed)
     setting = ReplaySetting(
@@ -185,7 +185,7 @@ def base_trial(args: argparse.Namespace, speed: float = 1.0) -> "Trial":
         deployment=args.of,
         scrape_interval_s=args.scrape,
         start_up_s=args.start_up,
-        faults=None if args.faults is None else read_faults(text_of(args.faults), str(args.faults)),
+        faults=None if args.faults is None else faults_of(args.faults),
     )
     return Trial(
         source=args.recording,
@@ -203,15 +203,27 @@ def cache_of(args: argparse.Namespace) -> "TrialCache":
     return TrialCache(None if args.no_cache else args.cache or default_cache())
 
 
+BAR = 24
+"""Characters of a progress bar."""
+
+
 class TrialProgress:
-    """A line on standard error, if that is a terminal."""
+    """A bar on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._visible = sys.stderr.isatty()
+        self._since: tuple[float, float] | None = None
+        """The time of the first call, and what was finished then: cached replays take none."""
 
-    def show(self, done: int, total: int, label: str) -> None:
-        if self._visible:
-            print(f"\r\x1b[K{done} of {total} replays, last {label[:40]}", end="", file=sys.stderr, flush=True)
+    def show(self, done: float, total: int, label: str) -> None:
+        if not self._visible:
+            return
+        now = time.monotonic()
+        began, before = self._since = self._since or (now, done)
+        left = f"{(now - began) / (done - before) * (total - done):.0f} s left" if done > before else ""
+        bar = "#" * int(BAR * done / total)
+        text = f"[{bar:<{BAR}}] {int(done)} of {total} replays, {label[:30]} {left}"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._visible:

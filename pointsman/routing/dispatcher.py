@@ -18,7 +18,7 @@ import msgspec
 from pointsman.reasons import Reason
 from pointsman.routing.canary import Handle, Watcher, each_of, tapped
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume, share
+from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume, share, survey
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -290,7 +290,7 @@ class InstanceEvents:
         self._sender.room_on(self._fleet[event.instance_id], now, commands)
 
     def surveyed(self, event: Surveyed, now: float, commands: list[DispatcherCommand]) -> None:
-        self._fleet.survey(event.readings, now)
+        survey(self._fleet, event.readings, now)
         if self._pools.busy:
             for name, _ in event.readings:
                 if name in self._fleet:

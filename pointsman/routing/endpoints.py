@@ -381,27 +381,27 @@ class EndpointTable:
         self._serving: dict[str, Roster[Endpoint]] = {}
 
     def measure(self, instance_id: str, metrics: Metrics, now: float) -> None:
-        self.survey([(self[instance_id].instance.instance_id, metrics)], now)
+        survey(self, [(str(self[instance_id]), metrics)], now)
 
-    def survey(self, readings: Iterable[tuple[str, Metrics]], now: float) -> None:
-        """Take over what engines report at this time. Instances that have left are skipped."""
-        columns, in_flight, loads = self._columns, self._columns[IN_FLIGHT_REQUESTS], self._columns[LOAD]
-        for instance_id, metrics in readings:
-            endpoint = self._by_id.get(instance_id)
-            if endpoint is None:
-                continue
-            row, before, endpoint.metrics = endpoint.row, endpoint.metrics, metrics
-            columns[MEASURED_AT][row], columns[SENT_SINCE_MEASURED][row] = now, 0.0
-            if before is not metrics:  # else the engine reports what it has reported before
-                if before is None or before.block_size != metrics.block_size or before.num_blocks != metrics.num_blocks:
-                    self._reset(list(self._endpoints), columns)  # the columns stay the same objects
-                self._stamp[0] += 1
-                columns[WAITING][row] = metrics.waiting_queue_size
-                columns[RUNNING][row] = metrics.running_requests_size
-                columns[KV_USAGE][row] = metrics.kv_cache_usage
-            load = max(in_flight[row], _reported_load(metrics))
-            if load != loads[row]:
-                self.load.set(endpoint, float(load))
+
+def survey(fleet: EndpointTable, readings: Iterable[tuple[str, Metrics]], now: float) -> None:
+    """Take over what engines report at this time. Instances that have left are skipped."""
+    columns, in_flight, loads = fleet._columns, fleet._columns[IN_FLIGHT_REQUESTS], fleet._columns[LOAD]
+    for instance_id, metrics in readings:
+        if (endpoint := fleet._by_id.get(instance_id)) is None:
+            continue
+        row, before, endpoint.metrics = endpoint.row, endpoint.metrics, metrics
+        columns[MEASURED_AT][row], columns[SENT_SINCE_MEASURED][row] = now, 0.0
+        if before is not metrics:  # else the engine reports what it has reported before
+            if before is None or before.block_size != metrics.block_size or before.num_blocks != metrics.num_blocks:
+                fleet._reset(list(fleet._endpoints), columns)  # the columns stay the same objects
+            fleet._stamp[0] += 1
+            columns[WAITING][row] = metrics.waiting_queue_size
+            columns[RUNNING][row] = metrics.running_requests_size
+            columns[KV_USAGE][row] = metrics.kv_cache_usage
+        load = max(in_flight[row], _reported_load(metrics))
+        if load != loads[row]:
+            fleet.load.set(endpoint, float(load))
 
 
 def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> None:

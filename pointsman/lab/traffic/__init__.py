@@ -20,10 +20,9 @@ from pointsman.lab.traffic.recording import (
     requests_of_plane,
 )
 from pointsman.lab.traffic.regret import Regret, regret
-from pointsman.lab.traffic.replay import Replayed, ReplaySetting, replay
+from pointsman.lab.traffic.replay import Replayed, ReplaySetting, faults_of, replay
 from pointsman.lab.traffic.sources import recording_of
 from pointsman.lab.traffic.trials import Trial, TrialCache, default_cache, grid, run_trials
-from pointsman.runtimes.simulation.faults import FaultDocument, read_faults
 
 __all__ = [
     "RecordedRequest", "Recording", "UnreadableRecording", "recording_of_file", "requests_of_plane",
@@ -31,7 +30,7 @@ __all__ = [
     "Arrival", "ReplayLoad", "arrivals",
     "LAB_POLICIES", "TriedPolicy", "policy_of", "distinct",
     "LabFleet", "fleet_of", "fleet_of_manifest",
-    "Replayed", "ReplaySetting", "replay", "FaultDocument", "read_faults",
+    "Replayed", "ReplaySetting", "replay", "faults_of",
     "Objectives", "RunFigures", "figures",
     "Trial", "TrialCache", "default_cache", "grid", "run_trials",
     "TrafficComparison", "bounds_of", "page",

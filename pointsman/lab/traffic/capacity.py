@@ -5,7 +5,7 @@ it, since a policy can gain capacity by letting hopeless requests wait. The one 
 miss.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +13,7 @@ import msgspec
 
 from pointsman.lab.traffic.bound import SHARE
 from pointsman.lab.traffic.policies import TriedPolicy
-from pointsman.lab.traffic.trials import Trial, TrialCache, grid, run_trials
+from pointsman.lab.traffic.trials import Progress, Trial, TrialCache, grid, run_trials
 from pointsman.render.text import text_table
 
 LOWEST, HIGHEST = 0.05, 64.0
@@ -50,7 +50,7 @@ def capacities(
     start: float = 1.0,
     tolerance: float = 0.02,
     processes: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Capacity]:
     """Of each policy. `tolerance`: of the speed, relative. The next speed of every policy is tried at the same time."""
     searches = [_Search(policy, start, share, tolerance) for policy in policies]

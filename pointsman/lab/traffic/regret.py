@@ -6,7 +6,6 @@ is the same up to the decision; that one choice is forced, and then the policy g
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from pointsman.errors import PointsmanError
 from pointsman.lab.traffic.measures import Objectives
 from pointsman.lab.traffic.replay import Forced, Replayed, replay
 from pointsman.lab.traffic.sources import recording_of
-from pointsman.lab.traffic.trials import Trial
+from pointsman.lab.traffic.trials import Progress, Trial
 from pointsman.render.text import text_table
 
 
@@ -88,7 +87,7 @@ def regret(
     trial: Trial,
     request: int,
     processes: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Regret:
     """`request`: its number in the order of arrival, from 0."""
     own = _replayed(trial, None)

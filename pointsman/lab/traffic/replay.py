@@ -7,10 +7,12 @@ of the product; nothing here decides anything.
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from pointsman.config.yaml import text_of
 from pointsman.errors import PointsmanError, UnknownName, command
 from pointsman.lab.traffic.arrivals import Arrival, ReplayLoad, arrivals
 from pointsman.lab.traffic.fleets import LabFleet
@@ -22,7 +24,7 @@ from pointsman.routing.plugins import Endpoints, RequestCycle
 from pointsman.routing.routes import DispatcherSettings, Route
 from pointsman.runtimes.interface import ProcessOrder
 from pointsman.runtimes.simulation.engines import SimulatedRequest
-from pointsman.runtimes.simulation.faults import FaultDocument, FaultInjector
+from pointsman.runtimes.simulation.faults import FaultDocument, FaultInjector, read_faults
 from pointsman.runtimes.simulation.simulation import Simulation, pace_of_engine
 from pointsman.runtimes.traffic import Lane
 from pointsman.selection import SchedulingFailure
@@ -39,6 +41,11 @@ BINS = 240
 SESSION_HEADER = "x-session-id"
 BLOCK_BYTES = BLOCK_TOKENS * 4
 _64_BITS = (1 << 64) - 1
+
+
+def faults_of(file: Path) -> FaultDocument:
+    """What a file lists, for a `ReplaySetting`."""
+    return read_faults(text_of(file), str(file))
 
 
 class ReplaySetting(msgspec.Struct, frozen=True, kw_only=True):

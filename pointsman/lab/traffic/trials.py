@@ -8,9 +8,10 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -43,10 +44,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             return self.name
         return "manifest" if self.policy is None else self.policy.name
 
-    def run(self) -> RunFigures:
+    def run(self, progress: Callable[[float], None] | None = None) -> RunFigures:
+        """`progress`: called with the share that is done."""
         tally = Tally(self.objectives)
         recording = recording_of(self.source, self.first)
-        replayed = replay(recording, self.setting, self.policy, self.seed, ended=tally.add)
+        replayed = replay(recording, self.setting, self.policy, self.seed, progress, ended=tally.add)
         return tally.figures(
             replayed,
             policy=self.label,
@@ -118,13 +120,18 @@ class Finished(msgspec.Struct, frozen=True):
     cached: bool
 
 
+Progress: TypeAlias = Callable[[float, int, str], None]
+"""Called with the number of finished trials, and the share of the one that runs, if that is known; of all; and the
+label of the last one."""
+
+
 def run_trials(
     trials: Sequence[Trial],
     cache_: TrialCache,
     processes: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Finished]:
-    """In the order given. `progress`: called with the number of finished trials, of all, and the last one's label."""
+    """In the order given."""
     done: dict[int, Finished] = {}
     keys = [trial.key() for trial in trials]
     for index, (trial, key) in enumerate(zip(trials, keys, strict=True)):
@@ -132,7 +139,12 @@ def run_trials(
         if known is not None:
             done[index] = Finished(trial, msgspec.structs.replace(known, policy=trial.label), True)
     left = [index for index in range(len(trials)) if index not in done]
-    for index, found in _run([(index, trials[index]) for index in left], processes):
+
+    def within(trial: Trial, share: float) -> None:
+        if progress is not None:
+            progress(len(done) + share, len(trials), trial.label)
+
+    for index, found in _run([(index, trials[index]) for index in left], processes, within):
         cache_.put(keys[index], found)
         done[index] = Finished(trials[index], found, False)
         if progress is not None:
@@ -140,10 +152,13 @@ def run_trials(
     return [done[index] for index in range(len(trials))]
 
 
-def _run(trials: Sequence[tuple[int, Trial]], processes: int | None) -> Iterator[tuple[int, RunFigures]]:
+def _run(
+    trials: Sequence[tuple[int, Trial]], processes: int | None, within: Callable[[Trial, float], None]
+) -> Iterator[tuple[int, RunFigures]]:
+    """`within`: called with a trial and the share of it that is done, where one runs after the other."""
     workers = min(processes or os.cpu_count() or 1, len(trials))
     if workers <= 1:
-        yield from ((index, trial.run()) for index, trial in trials)
+        yield from ((index, trial.run(partial(within, trial))) for index, trial in trials)
         return
     # Spawned, not forked: the parent may have threads.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -23,7 +23,6 @@ from pointsman.lab.traffic import (
     fleet_of,
     grid,
     policy_of,
-    read_faults,
     recording_of,
     replay,
     run_trials,
@@ -31,6 +30,7 @@ from pointsman.lab.traffic import (
 from pointsman.lab.traffic.measures import Tally
 from pointsman.lab.traffic.replay import blocks_of, prompt_of
 from pointsman.routing.routes import DEFAULT_SETTINGS
+from pointsman.runtimes.simulation.faults import read_faults
 from tests.lab.traffic.workloads import conversations, recorded, setting, written
 
 
