@@ -7,7 +7,9 @@ import pytest
 
 from tests.architecture.house import PACKAGE, SOURCES, nodes_of
 
-ROOTS = {"runtimes/choosing.py", "__init__.py", "pipeline/nodes.py", "lab/traffic/replay.py"}
+ROOTS = {
+    "runtimes/choosing.py", "__init__.py", "pipeline/nodes.py", "lab/traffic/replay.py", "lab/traffic/__init__.py",
+}  # fmt: skip
 """Composition roots: planes by name; the in-process manager and pipelines, imported when they are first used; replays,
 which always run on virtual time."""
 CONCRETE = tuple(f"pointsman.runtimes.{name}" for name in ("local", "ray", "simulation", "inprocess"))
