@@ -100,6 +100,9 @@ READING = {
     ("lab run", "recording"): ["lab", "run", "{}.csv"],
     ("lab compare", "recording"): ["lab", "compare", "{}.csv", *POLICY],
     ("lab capacity", "recording"): ["lab", "capacity", "{}.csv", *POLICY],
+    ("lab run", "faults"): ["lab", "run", REQUESTS, *POLICY, "--faults", "{}.yaml"],
+    ("lab compare", "faults"): ["lab", "compare", REQUESTS, *POLICY, "--faults", "{}.yaml"],
+    ("lab capacity", "faults"): ["lab", "capacity", REQUESTS, *POLICY, "--faults", "{}.yaml"],
     ("lab whatif", "recording"): ["lab", "whatif", "m.yaml", "--against", "m.yaml", "--recording", "{}.csv"],
     ("lab regret", "saved"): ["lab", "regret", "{}.yaml", "--request", "1"],
 }

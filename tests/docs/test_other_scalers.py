@@ -36,7 +36,7 @@ def test_every_address_of_the_page_is_served() -> None:
     asked = re.findall(r"https?://\S+?/admin/v1/\S+", PAGE.read_text(encoding="utf-8"))
     assert len(asked) >= 4
     gateway: Any = SimpleNamespace(pages=SimpleNamespace(trees={}))
-    plane: Any = None
+    plane: Any = SimpleNamespace(events=None)
     admin = Admin(gateway, plane, dict, lambda: None)
     for url in asked:
         _, _, version, kind, *parts = urlsplit(url).path.split("/")
