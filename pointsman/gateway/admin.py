@@ -217,8 +217,9 @@ class Admin:
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
         author = request.headers.get(AUTHOR, b"").decode("latin-1")
-        by = one_line(author, MAX_AUTHOR) or (ON_THIS_MACHINE if client.is_local else UNNAMED)
-        key = "" if client.is_local else self._gateway.admission.keys.fingerprint(request)
+        # A gateway in a process of its own passes its client's request on over the local socket, with the client's key.
+        key = self._gateway.admission.keys.admin_fingerprint(request)
+        by = one_line(author, MAX_AUTHOR) or (ON_THIS_MACHINE if client.is_local and not key else UNNAMED)
         call = AdminCall(parts, query, bytes(request.body), Asker(by, key))
         method = "GET" if request.method == b"HEAD" else request.method.decode("latin-1")
         handler = self.handler(method, parts)

@@ -81,9 +81,9 @@ class Keys:
         digest = sha256(_credentials(request)).digest()
         return bool(self._admin) and compare_digest(digest, self._admin)
 
-    def fingerprint(self, request: HttpRequest) -> str:
-        """The beginning of the hash of a request's key: it tells keys apart, and opens nothing."""
-        return sha256(_credentials(request)).hexdigest()[:FINGERPRINT]
+    def admin_fingerprint(self, request: HttpRequest) -> str:
+        """The start of the hash of a request's admin key: it tells keys apart and opens nothing. Empty without one."""
+        return sha256(_credentials(request)).hexdigest()[:FINGERPRINT] if self.opens_admin(request) else ""
 
     def _lookup(self, credentials: bytes) -> Tenant | None:
         digest = sha256(credentials).digest()
