@@ -133,7 +133,7 @@ class RequestAdmin:
             return found
         old = stored_of(self._gateway.history, request_id)
         if old is not None:
-            return {**old, "arrived": _iso(old["arrived"])}
+            return old.explained() | {"arrived": _iso(old.arrived)}
         kept = self._gateway.settings.keep_records
         raise NotFound(
             of_another_kind("request", request_id, self._status())
@@ -149,12 +149,10 @@ class RequestAdmin:
         stored = history.stored(query)
         if answers:  # gateways outlive a plane, and have some of what it has stored
             known = {one["request_id"] for theirs, _ in answers for one in theirs}
-            stored = [(at, line) for at, line in stored if msgspec.json.decode(line)["request_id"] not in known]
+            stored = [one for one in stored if one.request_id not in known]
             listed, found = sum((theirs for theirs, _ in answers), listed), found + sum(count for _, count in answers)
             listed = sorted(listed, key=lambda one: str(one["arrived"]), reverse=True)[:limit]
-        for at, line in stored[: limit - len(listed)]:
-            old = msgspec.json.decode(line)
-            listed.append({name: old[name] for name in old if name not in ("details", "text")} | {"arrived": _iso(at)})
+        listed += [one.summary() | {"arrived": _iso(one.arrived)} for one in stored[: limit - len(listed)]]
         return {"requests": listed, "found": found + len(stored)}
 
 

@@ -47,10 +47,11 @@ from pointsman.routing.events import (
 )
 from pointsman.routing.plugins import Learner
 from pointsman.routing.queue import Queued
-from pointsman.routing.records import Journal, Record, Useless
+from pointsman.routing.records import Journal, Record
 from pointsman.routing.request_table import Pool, RequestTable, Sent
 from pointsman.routing.routes import DEFAULT_SETTINGS, Chooser, DispatcherSettings, DispatchPlan
 from pointsman.routing.sending import PluginHooks, Sender, taken_back, wait_again
+from pointsman.routing.user_code import Useless
 from pointsman.types import RequestMetadata, arrived
 
 

@@ -13,7 +13,7 @@ from pointsman.render.text import trace_table
 from pointsman.routing.decisions import Decided, Unplaced, decision_data
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Outcome, Refusal
-from pointsman.routing.user_code import UserCodeFailed
+from pointsman.routing.user_code import Useless, UserCodeFailed
 from pointsman.selection import SchedulingFailure, Trace
 from pointsman.types import RequestMetadata, SchedulingDecision
 
@@ -81,14 +81,6 @@ class Account:
         """The share of deadlines met; None if there were none."""
         ended = self.met + self.missed
         return self.met / ended if ended else None
-
-
-class Useless(msgspec.Struct, frozen=True):
-    """Answers of policies and plugins that the dispatcher could not use since its plan came into force."""
-
-    count: int = 0
-    last: str = ""
-    """What was wrong with the last one."""
 
 
 class Counters:
@@ -271,36 +263,19 @@ class Record(msgspec.Struct, eq=False, gc=False):
         """Why each instance was rejected when the request was last tried."""
         return {} if self.failure is None else {str(one): reason for one, _, reason in self.failure.reasons()}
 
+    @property
+    def tries(self) -> int:
+        return len(self.failures) + (self.made is not None)
+
     def summary(self) -> dict[str, Any]:
-        return {
-            "request_id": self.request_id,
-            "model": self.model,
-            "tenant": self.user_id,
-            "priority": self.priority,
-            "state": self.state,
-            "status": self.status,
-            "strategy": self.strategy,
-            "instance": self.instance,
-            "tries": len(self.failures) + (self.made is not None),
-            "waited_ms": _ms(self.arrived_at, self.sent_at if self.sent_at is not None else self.ended_at),
-            "first_token_ms": _ms(self.arrived_at, self.first_token_at),
-            "total_ms": _ms(self.arrived_at, self.ended_at),
-            "input_tokens": self.input_tokens,
-            "cached_tokens": self.cached_tokens,
-            "output_tokens": self.output_tokens,
-            "deadline_ms": self.deadline_ms,
-            "met_deadline": self.met_deadline,
-            "cost": self.cost,
-        }
+        return summary_of(self)
 
     def as_dict(self) -> dict[str, Any]:
         rejected = [] if self.failure is None else self.failure.reasons()
         return {
             **self.summary(),
             "decision": decision_data(self.decision),
-            "predicted": None
-            if self.predicted is None
-            else dict(zip(("ttft_ms", "tpot_ms"), self.predicted, strict=True)),
+            "predicted": self.predicted and dict(zip(("ttft_ms", "tpot_ms"), self.predicted, strict=True)),
             "dropped": None if self.dropped is None else self.dropped.as_dict(),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
@@ -354,6 +329,31 @@ class Record(msgspec.Struct, eq=False, gc=False):
         if self.trace is not None:
             lines += ["", trace_table(self.trace)]
         return "\n".join(lines)
+
+
+def summary_of(record: Any) -> dict[str, Any]:
+    """What lists of requests show. `record`: a `Record`, or a row with the same fields."""
+    arrived_at, sent_at = record.arrived_at, record.sent_at
+    return {
+        "request_id": record.request_id,
+        "model": record.model,
+        "tenant": record.user_id,
+        "priority": record.priority,
+        "state": record.state,
+        "status": record.status,
+        "strategy": record.strategy,
+        "instance": record.instance,
+        "tries": record.tries,
+        "waited_ms": _ms(arrived_at, sent_at if sent_at is not None else record.ended_at),
+        "first_token_ms": _ms(arrived_at, record.first_token_at),
+        "total_ms": _ms(arrived_at, record.ended_at),
+        "input_tokens": record.input_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "deadline_ms": record.deadline_ms,
+        "met_deadline": record.met_deadline,
+        "cost": record.cost,
+    }
 
 
 class Records:

@@ -48,6 +48,14 @@ class Stalled(BaseException):
     it pass."""
 
 
+class Useless(msgspec.Struct, frozen=True):
+    """Answers of policies and plugins that the dispatcher could not use since its plan came into force."""
+
+    count: int = 0
+    last: str = ""
+    """What was wrong with the last one."""
+
+
 class CodeWatch(Protocol):
     """Times calls of user code, and interrupts those that block: a part of the runtime."""
 

@@ -15,7 +15,8 @@ from tests.gateway.wire import chat
 
 
 def line(number: int) -> bytes:
-    return msgspec.json.encode({"request_id": f"r{number}", "arrived": float(number), "state": "served", "model": "m"})
+    outcome = {"request_id": f"r{number}", "state": "served", "model": "m"}
+    return msgspec.json.encode(StoredRecord(float(number), "", outcome))
 
 
 def written(folder: Path, batches: list[list[bytes]], max_bytes: int) -> RecordFile:
@@ -52,11 +53,11 @@ def test_a_line_that_is_cut_off_is_left_out(tmp_path: Path, bed: Bed) -> None:
         whole.write(line(3)[:20])
     history = RequestHistory(10, bed.gateway.traffic, bed.gateway.admission)
     history.open(file, 10)
-    assert [at for at, _ in history.stored({})] == [2.0, 1.0]
+    assert [one.arrived for one in history.stored({})] == [2.0, 1.0]
     assert history.stored({"state": "refused"}) == []
     explained = stored_of(history, "r2")
-    assert isinstance(explained, dict)
-    assert "how it was decided is not stored" in explained["text"]
+    assert explained is not None
+    assert "how it was decided is not stored" in explained.explained()["text"]
 
 
 def test_a_busy_plane_stores_every_outcome_and_some_decisions(tmp_path: Path, bed: Bed) -> None:
@@ -78,10 +79,16 @@ def test_a_busy_plane_stores_every_outcome_and_some_decisions(tmp_path: Path, be
         history.collect()
 
     bed.thread.call(collect)
-    stored = [msgspec.json.decode(one) for one in lines]
+    stored = [msgspec.json.decode(one, type=StoredRecord) for one in lines]
     assert len(stored) >= 60
-    assert 0 < sum("details" in one for one in stored) <= 40
-    assert {msgspec.json.decode(one, type=StoredRecord).state for one in lines} == {"served"}
+    assert 0 < sum(bool(one.text) for one in stored) <= 40
+    kept = {
+        one.request_id: one.summary()
+        for lane in bed.gateway.traffic.all_lanes()
+        for one in lane.dispatcher.records.newest()
+    }
+    assert {one.request_id: one.summary() for one in stored} == kept
+    assert all(one.explained()["state"] == "served" for one in stored)
 
 
 @pytest.mark.parametrize("tenant", ["", "red"])
