@@ -23,16 +23,17 @@ from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.tenants import Tenant
 from pointsman.http.heads import HttpRequest
 from pointsman.reasons import Reason
+from pointsman.render.text import record_text
 from pointsman.routing.records import Record, summary_of
 from pointsman.runtimes.traffic import Lane, Traffic
 
 NOT_RECORDED = (b"/admin/", b"/pipelines/")
 """Paths of operators and replicas."""
-COLLECT_S = 0.05
-DETAILED, MAX_DETAILED = 4, 40
+COLLECT_S = 0.1
+DETAILED, MAX_DETAILED = 2, 10
 """How many requests of each collection, the newest, are stored with their decision; and how many may be saved up for a
-burst. One takes as long as fifty without: a busy plane stores some decisions, and the outcome of every request."""
-STRANGERS, STORED_STRANGERS = 1000, 20
+burst. One takes as long as thirty without: a busy plane stores some decisions, and the outcome of every request."""
+STRANGERS, STORED_STRANGERS = 1000, 40
 """Requests of unknown senders that are listed, and those of each collection that are stored: such requests cost the
 sender nothing, and must not displace the others."""
 RECORD_FILE = "requests.log"
@@ -133,6 +134,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The summaries of pipelines' and refused requests are stored as they are."""
     details: msgspec.Raw = msgspec.Raw(b"{}")
     text: str = ""
+    """Of a request to a model it is made of the details, when it is shown."""
 
     @property
     def request_id(self) -> str:
@@ -154,13 +156,15 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     def explained(self) -> dict[str, Any]:
         """As `explain` shows it."""
         summary, text = self.summary(), self.text
-        if not text:
+        details: dict[str, Any] = msgspec.json.decode(self.details)
+        if not text and details:
+            text = record_text(details)
+        elif not text:
             where = f" on {summary['instance']}" if summary.get("instance") else ""
             text = (
                 f'request "{shown(self.request_id)}" is {summary["state"]}{where}\n'
                 "how it was decided is not stored: too many requests ended at the same time"
             )
-        details: dict[str, Any] = msgspec.json.decode(self.details)
         return {**summary, **details, "arrived": self.arrived, "text": f"{text}\n(by an earlier run of this plane)"}
 
 
@@ -368,7 +372,7 @@ class RequestHistory:
             plain = len(ended) - detailed
             lines = [_encoded((since_unix + one.arrived_at, self.gateway, _outcome(one))) for one in ended[:plain]]
             for one in ended[plain:]:
-                told = (_outcome(one), one.as_dict(), str(one))
+                told = (_outcome(one), one.as_dict(), "" if type(one) is Record else str(one))
                 lines.append(_encoded((since_unix + one.arrived_at, self.gateway, *told)))
             self._file.append(lines)
 

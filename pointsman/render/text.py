@@ -1,11 +1,9 @@
 """Tables and lines for a terminal, traces among them, and parts of sentences that need more than a template."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from math import nan
+from typing import Any
 from unicodedata import combining, east_asian_width
-
-if TYPE_CHECKING:
-    from pointsman.selection.trace import ProfileTrace, Trace
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -147,30 +145,82 @@ def moves(facts: Mapping[str, Any]) -> str:
     return f"moving {listed} would make room on {', '.join(facts['on'])}"
 
 
-def trace_table(trace: "Trace") -> str:
-    """The tables of the profiles in their order, then the notes."""
-    return "\n\n".join([*map(profile_table, trace.profiles), *map(str, trace.notes)])
+def record_text(record: Mapping[str, Any]) -> str:
+    """What explains a request, made of the JSON of its record."""
+    decision, refusal, tries, state = record["decision"], record["refusal"], record["failed_tries"], record["state"]
+    lines = [f'request "{record["request_id"]}" is {state}']
+    if decision is not None:
+        lines.append(f"sent to {decision['target_instance_id']}: {decision['reason']['text']}")
+        if decision["confidence"] != 1.0 or decision["metadata"]:
+            more = "".join(f", {name} {value}" for name, value in decision["metadata"].items())
+            lines.append(f"confidence {_number(decision['confidence']):g}{more}")
+    if record["dropped"] is not None:
+        lines.append(record["dropped"]["text"])
+    lines += [f"tried {one['instance']}: {one['why']}" for one in tries]
+    if decision is not None or tries:
+        lines.append("; ".join(_timeline(record)))
+    if record["status"] is not None and record["status"] >= 400:
+        lines.append(f"answered with {record['status']}")
+    if record["cost"] is not None:
+        lines.append(f"charged {record['cost']:g}")
+    if refusal is not None:
+        lines.append(f"{state} ({refusal['outcome']}): {refusal['reason']['text']}")
+    if record["unplaced"] is not None:
+        lines.append(record["unplaced"]["text"])
+    if record["trace"] is not None:
+        lines += ["", trace_table(record["trace"])]
+    return "\n".join(lines)
 
 
-def profile_table(run: "ProfileTrace") -> str:
+def _timeline(record: Mapping[str, Any]) -> list[str]:
+    """Times, tokens and deadline of a request that was sent."""
+    predicted, first_ms, total_ms = record["predicted"], record["first_token_ms"], record["total_ms"]
+    parts = [f"waited {record['waited_ms']:.1f} ms"]
+    if first_ms is not None:
+        guess = "" if predicted is None else f" (predicted {_number(predicted['ttft_ms']):.1f} ms)"
+        parts.append(f"first token after {first_ms:.1f} ms{guess}")
+    if total_ms is not None:
+        expected = None if record["decision"] is None else record["decision"]["estimated_latency_ms"]
+        guess = "" if expected is None else f" (expected {expected:.1f} ms)"
+        parts.append(f"ended after {total_ms:.1f} ms{guess}")
+    tokens = record["output_tokens"]
+    if tokens is not None:
+        cached = "" if record["cached_tokens"] is None else f" ({record['cached_tokens']} from the cache)"
+        parts.append(f"{record['input_tokens']} tokens in{cached}, {tokens} out")
+        if predicted is not None and first_ms is not None and total_ms is not None and tokens > 1:
+            pace = (total_ms - first_ms) / (tokens - 1)
+            parts.append(f"{pace:.1f} ms per token (predicted {_number(predicted['tpot_ms']):.1f} ms)")
+    if record["met_deadline"] is not None:
+        parts.append(f"{'met' if record['met_deadline'] else 'missed'} its deadline of {record['deadline_ms']:g} ms")
+    return parts
+
+
+def trace_table(trace: Mapping[str, Any]) -> str:
+    """The tables of the profiles of a trace's JSON in their order, then the notes."""
+    return "\n\n".join([*map(profile_table, trace["profiles"]), *(note["text"] for note in trace["notes"])])
+
+
+def profile_table(run: Mapping[str, Any]) -> str:
     """One line per candidate: scores and total if it was scored, the reason if it was rejected."""
-    scores, totals = run.scores, run.totals
-    heads = [f"{score.scorer} x{score.weight:g}" for score in scores]
-    chosen = {str(target): rank for rank, target in enumerate(run.targets, start=1)}
+    weights, clamped = run["weights"], run["clamped"]
+    chosen = {target: rank for rank, target in enumerate(run["targets"], start=1)}
     rows: list[list[str]] = []
-    for position in sorted(range(len(totals)), key=lambda position: -totals[position]):
-        candidate = str(run.survivors[position])
-        rank = chosen.get(candidate)
+    for one in sorted(run["scored"], key=lambda one: -_number(one["total"])):
+        rank = chosen.get(one["candidate"])
         verdict = "" if rank is None else "chosen" if rank == 1 else f"chosen ({rank}.)"
-        numbers = [f"{float(score.bounded[position]):.3f}" for score in scores]
-        rows.append([candidate, *numbers, f"{totals[position]:.3f}", verdict])
-    for name, rejected in run.stages:
-        rows += [[str(candidate), *[""] * len(heads), "", f"{name}: {reason}"] for candidate, reason in rejected]
-    lines = [f'profile "{run.profile}", {quantity(run.considered, "candidate")}']
-    lines += [
-        f"{score.scorer}: {score.clamped} scores outside [0, 1] were clamped" for score in scores if score.clamped
-    ]
-    return "\n".join([*lines, text_table(["candidate", *heads, "total", "verdict"], rows)])
+        numbers = [f"{_number(figure):.3f}" for figure in (*one["scores"].values(), one["total"])]
+        rows.append([one["candidate"], *numbers, verdict])
+    blank = [""] * (len(weights) + 1)
+    rows += [[one["candidate"], *blank, f"{one['filter']}: {one['reason']['text']}"] for one in run["rejected"]]
+    lines = [f'profile "{run["profile"]}", {quantity(run["candidates"], "candidate")}']
+    lines += [f"{scorer}: {count} scores outside [0, 1] were clamped" for scorer, count in clamped.items()]
+    heads = ["candidate", *(f"{scorer} x{weight:g}" for scorer, weight in weights.items()), "total", "verdict"]
+    return "\n".join([*lines, text_table(heads, rows)])
+
+
+def _number(value: float | None) -> float:
+    """JSON has no nan."""
+    return nan if value is None else value
 
 
 def attribute_found(facts: Mapping[str, Any]) -> str:

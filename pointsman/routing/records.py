@@ -9,7 +9,7 @@ import msgspec
 
 from pointsman.errors import PluginError
 from pointsman.reasons import Reason
-from pointsman.render.text import trace_table
+from pointsman.render.text import record_text
 from pointsman.routing.decisions import Decided, Unplaced, decision_data
 from pointsman.routing.endpoints import Endpoint
 from pointsman.routing.events import Ended, Outcome, Refusal
@@ -271,64 +271,23 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return summary_of(self)
 
     def as_dict(self) -> dict[str, Any]:
-        rejected = [] if self.failure is None else self.failure.reasons()
+        failure, decision = self.failure, self.decision
+        rejected = [] if failure is None else failure.reasons()
+        unplaced = None if failure is None or decision is not None else Unplaced(self.request, failure).why
         return {
             **self.summary(),
-            "decision": decision_data(self.decision),
+            "decision": decision_data(decision),
             "predicted": self.predicted and dict(zip(("ttft_ms", "tpot_ms"), self.predicted, strict=True)),
             "dropped": None if self.dropped is None else self.dropped.as_dict(),
             "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
+            "unplaced": None if unplaced is None else unplaced.as_dict(),
             "rejected": {str(one): {"filter": name, "reason": why.as_dict()} for one, name, why in rejected},
             "trace": None if self.trace is None else self.trace.as_dict(),
         }
 
-    def _timeline(self) -> list[str]:
-        """Times, tokens and deadline on one line; nothing before it was sent."""
-        if self.sent_at is None:
-            return []
-        parts = [f"waited {(self.sent_at - self.arrived_at) * 1000:.1f} ms"]
-        predicted = self.predicted
-        if self.first_token_at is not None:
-            guess = "" if predicted is None else f" (predicted {predicted[0]:.1f} ms)"
-            parts.append(f"first token after {(self.first_token_at - self.arrived_at) * 1000:.1f} ms{guess}")
-        if self.ended_at is not None:
-            expected = None if (decision := self.decision) is None else decision.estimated_latency_ms
-            guess = "" if expected is None else f" (expected {expected:.1f} ms)"
-            parts.append(f"ended after {(self.ended_at - self.arrived_at) * 1000:.1f} ms{guess}")
-        if self.output_tokens is not None:
-            cached = "" if self.cached_tokens is None else f" ({self.cached_tokens} from the cache)"
-            parts.append(f"{self.input_tokens} tokens in{cached}, {self.output_tokens} out")
-            if predicted is not None and self.first_token_at is not None and self.ended_at and self.output_tokens > 1:
-                pace = (self.ended_at - self.first_token_at) * 1000 / (self.output_tokens - 1)
-                parts.append(f"{pace:.1f} ms per token (predicted {predicted[1]:.1f} ms)")
-        if self.met_deadline is not None:
-            parts.append(f"{'met' if self.met_deadline else 'missed'} its deadline of {self.deadline_ms:g} ms")
-        return ["; ".join(parts)]
-
     def __str__(self) -> str:
-        decision = self.decision
-        lines = [f'request "{self.request_id}" is {self.state}']
-        if decision is not None:
-            lines.append(f"sent to {decision.target_instance_id}: {decision.reason}")
-            if decision.confidence != 1.0 or decision.metadata:
-                more = "".join(f", {name} {value}" for name, value in decision.metadata.items())
-                lines.append(f"confidence {decision.confidence:g}{more}")
-        if self.dropped is not None:
-            lines.append(str(self.dropped))
-        lines += [f"tried {instance}: {why}" for instance, why in self.failures]
-        lines += self._timeline()
-        if self.status is not None and self.status >= 400:
-            lines.append(f"answered with {self.status}")
-        if self.cost is not None:
-            lines.append(f"charged {self.cost:g}")
-        if self.refusal is not None:
-            lines.append(f"{self.state} ({self.refusal.outcome.value}): {self.refusal.reason}")
-        if decision is None and self.failure is not None:
-            lines.append(str(Unplaced(self.request, self.failure).why))
-        if self.trace is not None:
-            lines += ["", trace_table(self.trace)]
-        return "\n".join(lines)
+        return record_text(self.as_dict())
 
 
 def summary_of(record: Any) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class TestTranslated:
             "messages": [{"role": "system", "content": "Be short"}, *HELLO],
         }
         assert bed.newest().model == "other-name"
-        wait_for(lambda: bed.gateway.metrics.of("chat").tokens["output"] == 2)
+        wait_for(lambda: bed.gateway.metrics.of("chat").output_tokens == 2)
 
     @pytest.mark.parametrize("together", [False, True])
     def test_a_stream(self, bed: Bed, client: anthropic.Anthropic, together: bool) -> None:
@@ -103,7 +103,7 @@ class TestTranslated:
             got = events.get_final_message()
         assert (got.stop_reason, got.usage.input_tokens, got.usage.cache_read_input_tokens) == ("end_turn", 4, 5)
         assert got.usage.output_tokens == 4
-        wait_for(lambda: dict(bed.gateway.metrics.of("chat").tokens) == {"input": 9, "output": 4, "cached": 5})
+        wait_for(lambda: bed.gateway.metrics.of("chat").tokens() == {"input": 9, "output": 4, "cached": 5})
 
     def test_tools(self, bed: Bed, client: anthropic.Anthropic) -> None:
         call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome"}'}}
@@ -186,7 +186,7 @@ class TestPassedOn:
         assert backend.received[0].start.startswith(b"POST /v1/messages ")
         assert json.loads(backend.received[0].body) == {"model": "m", "messages": HELLO, "max_tokens": 5}
         assert backend.received[0].header("x-api-key") is None
-        wait_for(lambda: dict(bed.gateway.metrics.of("chat").tokens) == {"input": 7, "output": 2, "cached": 4})
+        wait_for(lambda: bed.gateway.metrics.of("chat").tokens() == {"input": 7, "output": 2, "cached": 4})
 
     def test_an_engine_that_lacks_it_gets_translations_from_then_on(
         self, bed: Bed, client: anthropic.Anthropic

@@ -298,7 +298,7 @@ def test_usage_is_in_the_record(bed: Bed) -> None:
     record = bed.record("it")
     assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (7, 4, 8)
     assert record.first_token_at is not None
-    assert dict(bed.gateway.metrics.of("chat").tokens) == {"input": 7, "output": 8, "cached": 4}
+    assert bed.gateway.metrics.of("chat").tokens() == {"input": 7, "output": 8, "cached": 4}
 
 
 @pytest.mark.parametrize(

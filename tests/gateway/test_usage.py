@@ -18,7 +18,7 @@ ASKED: Any = {"stream_options": {"include_usage": True}}
 
 
 def used(bed: Bed) -> dict[str, int]:
-    return dict(bed.gateway.metrics.of("chat").tokens)
+    return bed.gateway.metrics.of("chat").tokens()
 
 
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/completions"])

@@ -152,7 +152,7 @@ def test_runner_ups() -> None:
     assert found.score == pytest.approx(10.0)
     assert [round(score, 2) for _, score in found.runner_ups] == [5, 3.33, 2.5, 2]
     assert found.trace is not None
-    assert "no room on one GPU" in trace_table(found.trace)
+    assert "no room on one GPU" in trace_table(found.trace.as_dict())
 
 
 def test_place_claims_nothing() -> None:

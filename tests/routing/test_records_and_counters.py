@@ -112,6 +112,7 @@ def test_as_plain_data() -> None:
         "predicted": None,
         "failed_tries": [{"instance": "j", "why": "reset"}],
         "refusal": None,
+        "unplaced": None,
         "rejected": {},
         "trace": None,
     }

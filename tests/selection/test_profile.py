@@ -81,7 +81,7 @@ def test_scores_outside_the_bounds_are_clamped_and_recorded(
     assert isinstance(result, ProfileResult)
     assert list(result.ranked.totals) == counted
     assert trace.as_dict()["profiles"][0]["clamped"] == {"scores": 1}
-    assert "1 scores outside [0, 1] were clamped" in trace_table(trace)
+    assert "1 scores outside [0, 1] were clamped" in trace_table(trace.as_dict())
 
 
 def test_without_scorers_all_are_equal_and_without_filters_all_pass() -> None:

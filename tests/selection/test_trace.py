@@ -30,7 +30,7 @@ def traced() -> Trace:
 
 
 def test_as_table() -> None:
-    assert trace_table(traced()).splitlines() == [
+    assert trace_table(traced().as_dict()).splitlines() == [
         'profile "default", 3 candidates',
         "candidate  length x2  total  verdict",
         "---------  ---------  -----  -------------------",
