@@ -29,11 +29,11 @@ from pointsman.runtimes.traffic import Lane, Traffic
 
 NOT_RECORDED = (b"/admin/", b"/pipelines/")
 """Paths of operators and replicas."""
-COLLECT_S = 0.1
-DETAILED, MAX_DETAILED = 2, 10
+COLLECT_S = 0.25
+DETAILED, MAX_DETAILED = 5, 10
 """How many requests of each collection, the newest, are stored with their decision; and how many may be saved up for a
 burst. One takes as long as thirty without: a busy plane stores some decisions, and the outcome of every request."""
-STRANGERS, STORED_STRANGERS = 1000, 40
+STRANGERS, STORED_STRANGERS = 1000, 100
 """Requests of unknown senders that are listed, and those of each collection that are stored: such requests cost the
 sender nothing, and must not displace the others."""
 RECORD_FILE = "requests.log"
@@ -352,6 +352,7 @@ class RequestHistory:
         for line in reversed(file.lines(keep)):
             with suppress(msgspec.MsgspecError):  # the last one of a plane that was killed may be cut off
                 self._stored.append(_DECODER.decode(line))
+        self._stored.sort(key=lambda one: one.arrived, reverse=True)
         self._file = file
 
     def collect(self) -> None:
