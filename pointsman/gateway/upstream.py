@@ -162,7 +162,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         doubt = Doubt(self.instance_id, kind_of(status))
         if status not in retried and (status >= 500 or not wants_opinion(self, doubt)):
             return False
-        why = f"it answered {status}: {body[:200].decode('utf-8', 'replace')}"
+        why = answered_error(status, body)
         asked_s = asked_pause_s(head, time.time()) if status in (429, 503) else None
         takes_no_more = status == 429 or asked_s is not None
         if takes_no_more:
@@ -173,7 +173,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self._came_to_nothing(why, may_retry=True, doubt=doubt)
         return True
 
-    def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
+    def _came_to_nothing(self, why: Reason, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
         """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
         `local`: what is wrong on this side, which is no evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
@@ -233,6 +233,14 @@ def note_cost(one: InFlight, charge: "Charge") -> None:
     record = one.lane.dispatcher.records.get(one.request.request_id)
     if record is not None:
         record.cost = charge.used
+
+
+def answered_error(status: int, body: Bytes) -> Reason:
+    return Reason("answered-error", {"status": status, "body": bytes(body[:200]).decode("utf-8", "replace")})
+
+
+def no_response(why: str, error: OSError | None) -> Reason:
+    return Reason("no-response" if error is None else "no-connection", {"error": why})
 
 
 class KeptAnswer(NamedTuple):
@@ -307,11 +315,11 @@ class Unsent:
     """Requests that could not be sent lately, for reasons on this side."""
 
     def __init__(self) -> None:
-        self._by_cause: dict[str, tuple[int, str, float]] = {}
+        self._by_cause: dict[str, tuple[int, Reason, float]] = {}
         """Cause -> the number of requests, the last error, and its time."""
 
-    def note(self, cause: str, why: str, now: float) -> None:
-        count, _, at = self._by_cause.get(cause, (0, "", now))
+    def note(self, cause: str, why: Reason, now: float) -> None:
+        count, _, at = self._by_cause.get(cause, (0, why, now))
         self._by_cause[cause] = (count + 1 if now - at < LATELY_S else 1, why, now)
 
     def problems(self, now: float) -> list[str]:

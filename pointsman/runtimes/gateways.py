@@ -35,6 +35,7 @@ from pointsman.runtimes.link import (
     RestInstance,
     Stirred,
     StoodOut,
+    portable,
     portable_absence,
     portable_instance,
 )
@@ -303,10 +304,10 @@ class SharedInstances:
         self._group.send(InstanceReady(deployment, told))
         self._clock.call_soon(self.tell_absences)
 
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         self.in_service.pop(instance_id, None)
         self._local.instances.withdraw(deployment, instance_id, why)
-        self._group.send(InstanceGone(deployment, instance_id, why))
+        self._group.send(InstanceGone(deployment, instance_id, portable(why)))
         self._clock.call_soon(self.tell_absences)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:

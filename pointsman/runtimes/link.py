@@ -59,7 +59,7 @@ class InstanceGone(LinkMessage, frozen=True):
 
     deployment: str
     instance_id: str
-    why: str
+    why: Reason
 
 
 class KnownInstances(LinkMessage, frozen=True):
@@ -227,7 +227,7 @@ class Listens(LinkMessage, frozen=True):
 
 class RequestsFailing(LinkMessage, frozen=True):
     instance_id: str
-    why: str
+    why: Reason
 
 
 class StoodOut(LinkMessage, frozen=True):

@@ -36,6 +36,7 @@ from pointsman.runtimes.link import (
     RestInstance,
     Stirred,
     StoodOut,
+    portable,
 )
 from pointsman.runtimes.serving import Ending, TrafficLoad
 from pointsman.runtimes.traffic import Lane, Traffic, refuse_stranded
@@ -101,7 +102,7 @@ class LinkedTraffic:
         self._told: dict[str, LaneLoad] = {}
         self._endings: dict[str, list[Ending]] = {}
         hooks = traffic.hooks
-        hooks.failing = lambda name, why: tell(RequestsFailing(name, why))
+        hooks.failing = lambda name, why: tell(RequestsFailing(name, portable(why)))
         hooks.standing_out = lambda found: tell(StoodOut(found))
         hooks.stirred = lambda name: tell(Stirred(name))
         hooks.wanted = lambda name: tell(InstanceWanted(name))
@@ -142,7 +143,7 @@ class LinkedTraffic:
                 self._withdraw(message.deployment, message.instance_id, message.why)
             case KnownInstances():
                 for name in [one for one in self._unconfirmed if one not in message.instance_ids]:
-                    self._withdraw(self._unconfirmed.pop(name), name, "it is gone")
+                    self._withdraw(self._unconfirmed.pop(name), name, Reason("instance-gone"))
             case AwaitIdle():
                 self._await_idle(message)
             case EngineMetrics():
@@ -172,7 +173,7 @@ class LinkedTraffic:
     def _knows(self, deployment: str) -> bool:
         return any(lane.name == deployment for lane in self.traffic.all_lanes())
 
-    def _withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def _withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         if self._knows(deployment):
             self.traffic.withdraw(deployment, instance_id, why)
 

@@ -41,7 +41,7 @@ def record(**facts: Any) -> Record:
         ({"made": SENT, "refusal": LATE, "ended_at": 12.0, "first_token_at": 11.0}, "failed"),
         ({"refusal": BROKEN, "ended_at": 12.0}, "failed"),
         ({"made": SENT, "refusal": GONE, "ended_at": 12.0}, "abandoned"),
-        ({"failures": [("i", "reset")], "sent_at": 11.0}, "waiting"),
+        ({"failures": [("i", Reason("reset"))], "sent_at": 11.0}, "waiting"),
     ],
 )
 def test_state(facts: dict[str, Any], state: str) -> None:
@@ -74,7 +74,7 @@ def test_as_plain_data() -> None:
         first_token_at=10.5,
         ended_at=12.0,
         output_tokens=7,
-        failures=[("j", "reset")],
+        failures=[("j", Reason("connection-reset"))],
         deadline_ms=5000.0,
     )
     assert told.as_dict() == {
@@ -110,7 +110,13 @@ def test_as_plain_data() -> None:
         "cost": None,
         "dropped": None,
         "predicted": None,
-        "failed_tries": [{"instance": "j", "why": "reset"}],
+        "failed_tries": [
+            {
+                "instance": "j",
+                "why": "the connection was reset",
+                "reason": Reason("connection-reset").as_dict(),
+            }
+        ],
         "refusal": None,
         "unplaced": None,
         "rejected": {},
@@ -120,7 +126,7 @@ def test_as_plain_data() -> None:
     assert str(told).splitlines() == [
         'request "r" is served',
         "sent to i: fifo: least loaded of 1 (0 running)",
-        "tried j: reset",
+        "tried j: the connection was reset",
         "waited 250.0 ms; first token after 500.0 ms; ended after 2000.0 ms; 0 tokens in, 7 out; "
         "met its deadline of 5000 ms",
     ]
