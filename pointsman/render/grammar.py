@@ -114,7 +114,14 @@ def stands_out(facts: Facts) -> str:
 
 def unplaced(facts: Facts) -> str:
     verb = "has" if facts["unplaced"] == 1 else "have"
-    return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
+    return "; ".join(
+        [f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *map(str, facts["hints"])]
+    )
+
+
+def room_after_moving(facts: Facts) -> str:
+    moves = ", ".join("{instance} from {from} to {to}".format(**move) for move in facts["moves"])
+    return f"there would be room if these moved: {moves}"
 
 
 _NEVER_STARTS = {

@@ -9,6 +9,7 @@ from pointsman.render.grammar import (
     keys_changed,
     remedied,
     removes_all,
+    room_after_moving,
     setting_changed,
     unplaced,
     user_config_changed,
@@ -110,6 +111,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "for one",
     "instance-not-running": "{instance} does not run: {why}",
     "instances-unplaced": unplaced,
+    "room-after-moving": room_after_moving,
     # What this process or machine lacks
     "requests-not-sent": remedied("{requests} requests could not be sent to instances: {error}"),
     "gateway-not-started": words("{gateway} cannot be started: {why}"),

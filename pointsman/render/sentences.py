@@ -39,6 +39,7 @@ from pointsman.render.text import (
     allowances,
     attribute_found,
     moves,
+    one_line,
     place_taken,
     quantity,
     too_few_gpus,
@@ -71,6 +72,29 @@ def detail(code: str, facts: Facts) -> str:
     return _rendered(found.detail, facts) if isinstance(found, Phrase) and "text" not in facts else ""
 
 
+def codes(told: Mapping[str, Any]) -> list[str]:
+    """The codes of a reason in JSON and of the reasons among its facts: what it says, without figures."""
+    found = [str(told["code"])] if "code" in told else []
+    for fact in told.values():
+        for one in fact if isinstance(fact, list) else [fact]:
+            found += codes(one) if isinstance(one, Mapping) else []
+    return found
+
+
+def shortened(fact: Any, limit: int) -> Any:
+    """Facts from JSON with texts on one line of at most `limit` characters, and other reasons among them as text."""
+    match fact:
+        case str():
+            return one_line(fact, limit)
+        case {"code": str(code), "facts": facts, **others} if others.keys() <= {"text"}:
+            return sentence(code, shortened(facts, limit))
+        case Mapping():
+            return {name: shortened(one, limit) for name, one in fact.items()}
+        case list():
+            return [shortened(one, limit) for one in fact]
+    return fact
+
+
 def tally(groups: Iterable[Group]) -> str:
     """9 serving another model, 3 full"""
     return ", ".join(f"{group.count} {_group_kind(group)}" for group in groups)
@@ -84,9 +108,19 @@ def _group_kind(group: Group) -> str:
 
 def _rendered(template: Template, facts: Facts) -> str:
     try:
-        return filled(template, facts)
+        return filled(template, {name: _told(fact) for name, fact in facts.items()})
     except (LookupError, TypeError, ValueError):  # a reason of a plugin under one of our codes, with other facts
         return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _told(fact: Any) -> Any:
+    """A fact; as its text if it is a reason that was stored or sent as JSON."""
+    match fact:
+        case {"code": str(code), "facts": facts, **others} if others.keys() <= {"text"}:
+            return sentence(code, facts)
+        case list():
+            return [_told(one) for one in fact]
+    return fact
 
 
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
@@ -122,19 +156,12 @@ def _groups(facts: Facts) -> list[Group]:
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 
-def why_no_place(facts: Facts) -> str:
-    """Why an instance has no place, without figures, which change all the time."""
-    groups = _groups(facts)
-    return kind(groups[0].code, groups[0].facts) if len(groups) == 1 else tally(groups)
-
-
 def _in_the_way(facts: Facts) -> str:
     """A reason in full if it is the same for all workers; else the number of workers of each kind, with the figures of
     the first."""
     groups = _groups(facts)
     if not groups:
-        because = facts["because"]
-        return str(because["text"] if isinstance(because, Mapping) else because)
+        return str(facts["because"])
     if len(groups) == 1 and groups[0].alike:
         return sentence(groups[0].code, groups[0].facts)
     return ", ".join(f"{group.count} {_group_kind(group)}{_figures(group)}" for group in groups)
@@ -355,6 +382,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     **NOT_ALLOWED,
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
+    "in-the-way": _in_the_way,
     "no-tier-fits": _no_tier_fits,
     "no-workers": "there are no workers",
     "largest-free-gpu": either(

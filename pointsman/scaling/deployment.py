@@ -207,7 +207,7 @@ class ScaledDeployment:
         if self._gave_way:
             cap = Cap(0, Reason("gave-way"), replaces=True)
         elif replicas.trouble is not None and not replicas.ready:
-            cap = Cap(max(self.target, 1), Reason("held-by-trouble", {"trouble": str(replicas.trouble)}))
+            cap = Cap(max(self.target, 1), Reason("held-by-trouble", {"trouble": replicas.trouble}))
         return self.keep(self.guard.decide(view, answer, cap))
 
     def report_trouble(self, now: float) -> ScalingRecord | None:
