@@ -49,7 +49,7 @@ KEPT = frozenset(
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
-HOPELESS_RETRY_S = 30
+NONE_EXPECTED_RETRY_S = 30
 """Retry-After, in seconds, if no instance is expected at all."""
 KEYS_S = 2.0
 """How often the keys of engines are read again: files may change."""
@@ -397,7 +397,7 @@ class Upstream:
     def refuse(self, lane: "Lane", command: Refuse) -> None:
         in_flight = self.in_flight.get(command.request.request_id)
         if in_flight is not None:
-            in_flight.refuse(_with_absence(command.refusal, lane))
+            in_flight.refuse(_with_unavailability(command.refusal, lane))
 
     def revoke(self, lane: "Lane", command: Revoke) -> None:
         """Stop a request for more important work."""
@@ -479,22 +479,22 @@ def retry_after_s(lane: "Lane") -> int:
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
     if not latencies or not takes_requests(dispatcher):
-        absence = unavailability(lane)
-        if absence is None or absence.retry_s is None:
-            wait_s = HOPELESS_RETRY_S if absence is not None and absence.hopeless else lane.start_up_s
+        unavailable = unavailability(lane)
+        if unavailable is None or unavailable.retry_s is None:
+            wait_s = NONE_EXPECTED_RETRY_S if unavailable is not None and unavailable.none_expected else lane.start_up_s
         else:
-            wait_s = absence.retry_s
+            wait_s = unavailable.retry_s
         return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
     places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
     waves = max(1.0, len(dispatcher) / max(places, 1))
     return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))
 
 
-def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
+def _with_unavailability(refusal: Refusal, lane: "Lane") -> Refusal:
     """If instances are missing, the refusal with what the plane knows about that."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
-    absence = unavailability(lane)
-    if absence is None:
+    unavailable = unavailability(lane)
+    if unavailable is None:
         return refusal
-    return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))
+    return Refusal(refusal.outcome, refusal.reason.having(absence=unavailable.why))

@@ -95,7 +95,7 @@ def shortened(fact: Any, limit: int) -> Any:
     return fact
 
 
-def tally(groups: Iterable[Group]) -> str:
+def group_counts(groups: Iterable[Group]) -> str:
     """9 serving another model, 3 full"""
     return ", ".join(f"{group.count} {_group_kind(group)}" for group in groups)
 
@@ -125,7 +125,7 @@ def _told(fact: Any) -> Any:
 
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
     return "; ".join(
-        f"{quantity(run['candidates'], noun)}: {tally(run['rejected'])}"
+        f"{quantity(run['candidates'], noun)}: {group_counts(run['rejected'])}"
         if run["candidates"]
         else f"there are no {noun}s"
         for run in facts["profiles"]
@@ -139,7 +139,7 @@ def _no_instance(facts: Facts) -> str:
     return f"no instance can take {wanted}: {why}"
 
 
-def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str]:
+def _with_unavailability(template: Template, advice: str = "") -> Callable[[Facts], str]:
     """Replace the general advice by what is known about the lack of instances."""
 
     def render(facts: Facts) -> str:
@@ -174,7 +174,7 @@ def _figures(group: Group) -> str:
 
 def _no_tier_fits(facts: Facts) -> str:
     parts = [("not considered", facts["not_considered"]), *((one["tier"], one["rejected"]) for one in facts["tiers"])]
-    return "; ".join(f"{name}: {tally(groups)}" for name, groups in parts if groups)
+    return "; ".join(f"{name}: {group_counts(groups)}" for name, groups in parts if groups)
 
 
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
@@ -239,7 +239,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "concurrency-limit": Phrase("full", in_flight),
     # Why no instance was chosen
     "none-chosen": _none_chosen,
-    "no-instance-can-take": _with_absence(_no_instance),
+    "no-instance-can-take": _with_unavailability(_no_instance),
     "beyond-budget": "it would cost {cost:.3g} on the cheapest of {instances} instances; its budget is {budget:.3g}",
     "budget-not-judged": "its budget cannot be judged, as no instance has a price; set price.perGpuHour or "
     "price.perInstanceHour of the deployment",
@@ -312,7 +312,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "shed-by-priority": "shed by priority {priority}: saturation is {saturation:.2f}, and from 1 on only priority 0 "
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
-    "all-saturated": _with_absence("every instance is saturated"),
+    "all-saturated": _with_unavailability("every instance is saturated"),
     "all-paused": either(
         "instances",
         1,
@@ -320,7 +320,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "all {instances} instances in service take no requests for {left_s:.3g} s, at their own request",
     ),
     "queue-full": lambda facts: f"the queue is full: {shortage(facts)}",
-    "no-instance-queue-full": _with_absence(
+    "no-instance-queue-full": _with_unavailability(
         lambda facts: f"no instance is running, and the queue is full: {shortage(facts)}", "start an instance"
     ),
     "displaced": lambda facts: (
@@ -328,12 +328,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         f"of priority {facts['priority']} in a full queue: {shortage(facts)}; send it again later"
     ),
     "waited-too-long": waited("without an instance having room", "send less or add instances"),
-    "none-expected": _with_absence(
+    "none-expected": _with_unavailability(
         either("model", "", f"no instance {_COMES}", f'no instance of "{{model}}" {_COMES}')
     ),
     "no-instance-came": waited("and no instance is running", "start an instance"),
-    "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
-    "deployment-removed": _with_absence(
+    "too-many-models": _with_unavailability('no instance serves "{model}", and requests wait for too many such models'),
+    "deployment-removed": _with_unavailability(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
     ),
     "id-in-flight": 'a request with the id "{request_id}" is in flight; use a unique id for each request',

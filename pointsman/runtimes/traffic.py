@@ -237,8 +237,8 @@ def refuse_stranded(lane: Lane) -> None:
     dispatcher = lane.dispatcher
     if lane.closed or len(dispatcher) == dispatcher.running or takes_requests(dispatcher):
         return
-    absence = unavailability(lane)
-    if absence is not None and absence.hopeless:
+    unavailable = unavailability(lane)
+    if unavailable is not None and unavailable.none_expected:
         lane.tell(NoneExpected())
 
 

@@ -213,7 +213,7 @@ class ScaledDeployment:
     def report_trouble(self, now: float) -> ScalingRecord | None:
         """A record if instances fail to run, or run again; None if that was reported before."""
         replicas = self.observed.replicas
-        if not self._reported_trouble.is_news("" if replicas.trouble is None else str(replicas.trouble), now):
+        if not self._reported_trouble.is_due("" if replicas.trouble is None else str(replicas.trouble), now):
             return None
         if replicas.trouble is None:
             return self.note(Reason("all-run-again"), now) if replicas.ready else None

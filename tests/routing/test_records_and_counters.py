@@ -210,7 +210,7 @@ def test_an_arrival_that_was_given_counts() -> None:
     assert Records().open(RequestMetadata("a", arrival_time=0.0), 5.0).arrived_at == 0.0
 
 
-# Tally
+# Counters
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -244,7 +244,7 @@ def test_prompts_are_not_kept() -> None:
     assert (record.request.prompt, record.request.token_ids, record.request.input_tokens) == ("", None, 9)
 
 
-def test_a_tally_of_nothing() -> None:
+def test_counters_of_nothing() -> None:
     assert Counters().as_dict() == {
         "requests_arrived": 0,
         "decisions": 0,
@@ -262,7 +262,7 @@ def test_a_tally_of_nothing() -> None:
     }
 
 
-def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
+def test_counters_add_up_by_strategy_and_by_instance() -> None:
     counters = Counters()
     for strategy, instance, waited in (("fifo", "i", 0.0), ("fifo", "j", 2.0), ("cost", "i", 0.5)):
         counters.dispatched(strategy, instance, waited)

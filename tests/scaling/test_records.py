@@ -12,7 +12,7 @@ from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle, Scaling
 def reported(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
     """The states that are reported, with their index."""
     news = ReportThrottle()
-    return [(number, words) for number, words in enumerate(states) if news.is_news(words, number * apart_s)]
+    return [(number, words) for number, words in enumerate(states) if news.is_due(words, number * apart_s)]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,10 @@ def test_reasons_among_facts_are_the_same_after_a_restart() -> None:
     failure = Reason("instances-unplaced", facts)
     record = ScalingRecord(deployment="a", at=1.0, policy="p", before=1, after=1, reasons=(why,), failure=failure)
     stored = msgspec.json.decode(record.as_json(), type=ScalingRecord)
-    assert (
-        stored.in_words()
-        == record.in_words()
-        == (
-            "stays at 1: no worker could take it, even if it were empty: too little memory: needs 12.0 GiB, 10.5 GiB free; "
-            "problem: 1 of 2 has no place: too little memory: needs 12.0 GiB, 10.5 GiB free; "
-            "there would be room if these moved: b from w: gpu0 to w: gpu1"
-        )
+    in_words = "too little memory: needs 12.0 GiB, 10.5 GiB free"
+    assert stored.in_words() == record.in_words()
+    assert record.in_words() == (
+        f"stays at 1: no worker could take it, even if it were empty: {in_words}; "
+        f"problem: 1 of 2 has no place: {in_words}; "
+        "there would be room if these moved: b from w: gpu0 to w: gpu1"
     )

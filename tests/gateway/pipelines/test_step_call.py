@@ -161,7 +161,7 @@ def test_small_pieces_of_a_generator_keep_a_step_alive(make_bed: MakeBed) -> Non
 
 
 def test_a_step_is_told_at_once_if_no_instance_is_expected(bed: Bed) -> None:
-    absence = Unavailable(Reason("none-wanted"), 12.0, hopeless=True)
+    absence = Unavailable(Reason("none-wanted"), 12.0, none_expected=True)
     bed.gateway.traffic.hooks.unavailability = lambda *_: absence
     _, listener = begin(bed)
     wait_for(lambda: listener.failures)
