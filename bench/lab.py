@@ -30,7 +30,7 @@ from pointsman.lab.traffic import (
     policy_of,
     recording_of_file,
 )
-from pointsman.lab.traffic.measures import Tally
+from pointsman.lab.traffic.measures import RunCounters
 from pointsman.lab.traffic.replay import Player, RequestOutcome
 from pointsman.render.text import text_table
 from pointsman.runtimes.simulation.engines import SimulatedEngine, SimulatedRequest
@@ -84,14 +84,14 @@ class Whole:
     """The whole replay, and where it has sent each request."""
 
     def __init__(self, trace: Trace, variant: Variant) -> None:
-        self._tally = Tally(Objectives())
+        self._counters = RunCounters(Objectives())
         setting = ReplaySetting(fleet=trace.fleet, load=trace.load, scrape_interval_s=variant.scrape_interval_s)
-        self._player = Player(trace.recording, setting, policy_of(variant.policy), 0, self._tally.add)
+        self._player = Player(trace.recording, setting, policy_of(variant.policy), 0, self._counters.add)
         self.figures: RunFigures
 
     def run(self) -> None:
         replayed = self._player.play()
-        self.figures = self._tally.figures(replayed, policy="", speed=1.0, seed=0)
+        self.figures = self._counters.figures(replayed, policy="", speed=1.0, seed=0)
         assert self.figures.rejected == 0, f"{self.figures.rejected:.1%} of the requests were refused"
 
 

@@ -35,6 +35,10 @@ class Reason(msgspec.Struct, frozen=True):
     def having(self, **facts: Any) -> "Reason":
         return Reason(self.code, {**self.facts, **facts})
 
+    def plain(self) -> "Reason":
+        """With facts that JSON can carry, so that it can be stored and read again."""
+        return Reason(self.code, _plain(self.facts))
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON carries it: code and facts for programs, text for people."""
         return {"code": self.code, "facts": _plain(self.facts), "text": str(self)}

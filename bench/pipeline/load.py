@@ -37,7 +37,7 @@ class Loaded(msgspec.Struct, frozen=True):
         return self.requests / self.seconds
 
 
-class Tally:
+class LoadCounters:
     """The responses so far, and until when to send requests."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Tally:
 class Client(asyncio.Protocol):
     """One connection with one request in flight."""
 
-    def __init__(self, request: bytes, counters: Tally, done: Callable[["Client"], None]) -> None:
+    def __init__(self, request: bytes, counters: LoadCounters, done: Callable[["Client"], None]) -> None:
         self._request, self._done = request, done
         self.counters = counters
         self._begun: float | None = None
@@ -138,12 +138,12 @@ async def load(port: int, path: str, clients: int, warm_s: float, seconds: float
     connections = []
     for _ in range(clients):
         made = await loop.create_connection(
-            lambda: Client(request(path), Tally(), lambda _: ended.release()), "127.0.0.1", port
+            lambda: Client(request(path), LoadCounters(), lambda _: ended.release()), "127.0.0.1", port
         )
         connections.append(made[1])
 
     async def ask(length: float, before: int) -> Loaded:
-        counters, begun = Tally(), time.perf_counter()
+        counters, begun = LoadCounters(), time.perf_counter()
         counters.stop_at = begun + length
         for client in connections:
             client.counters = counters

@@ -104,10 +104,10 @@ def follow(
 
 def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[str, list[dict[str, Any]]]:
     """Wait until all is ready. Returns the problem, empty if there is none, and the last status of the deployments."""
-    from pointsman.cli.display import MAX_STARTS, DeploymentRow, duration
+    from pointsman.cli.display import MAX_STARTS, Condition, DeploymentRow, duration
     from pointsman.cli.progress import show_change
 
-    began, shown = time.monotonic(), dict[str, str]()
+    began, shown = time.monotonic(), dict[str, Condition]()
     while True:
         deployments = client.get("applications", name)["deployments"]
         rows = [DeploymentRow(one) for one in deployments]

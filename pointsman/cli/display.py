@@ -4,12 +4,12 @@ Enters: JSON of the admin API. Leaves: text. `up` shows it live, `status` once. 
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias
 
 from pointsman.errors import command
-from pointsman.render.sentences import detail, sentence, why_no_place
+from pointsman.render.sentences import codes, detail, sentence, shortened
 from pointsman.render.text import gib, one_line, text_table
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
@@ -22,10 +22,10 @@ _STATES = {
     "ejected": "red",
     "backing off": "red",
 }
-MAX_REASON = 120
-"""Characters of a reason in a table."""
-MAX_REMEDY = 1000
-"""Characters of a reason that ends with a remedy."""
+MAX_FACT = 90
+"""Characters of a text in the facts of a reason, such as the output of a server, in a table."""
+MAX_FACT_OF_FINAL = 1000
+"""The same of an instance that an operator must correct: its output says how."""
 MAX_CHANGE = 200
 """Characters of a change of a target in a table."""
 
@@ -68,22 +68,26 @@ class InstanceRow:
 
     @property
     def short_reason(self) -> str:
-        """The reason on one line, shortened; --json has all of it."""
-        code, facts = self._cause["code"], self._cause["facts"]
-        return one_line(detail(code, facts) if code == "no-place" else self.reason, MAX_REASON)
+        """The reason on one line, with long facts shortened; --json has all of it."""
+        code, facts = self._cause["code"], self._facts(MAX_FACT)
+        return detail(code, facts) if code == "no-place" else sentence(code, facts)
+
+    def _facts(self, limit: int) -> Mapping[str, Any]:
+        facts: Mapping[str, Any] = shortened(self._cause["facts"], limit)
+        return facts
 
     def in_words(self) -> str:
         """Its state and reason. An instance that starts needs no reason."""
         shown = self.reason and self._cause["code"] != "not-ready-yet"
-        reason = one_line(self.reason, MAX_REMEDY) if self.given_up else self.short_reason
+        whole = sentence(self._cause["code"], self._facts(MAX_FACT_OF_FINAL))
+        reason = whole if self.given_up else self.short_reason
         return f"{self.name} is {self.state}{f' ({reason})' if shown else ''}"
 
     @property
-    def gist(self) -> str:
-        """The state and reason without figures that change all the time, such as free memory."""
-        if self._cause["code"] != "no-place":
-            return self.in_words()
-        return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MAX_REASON)})"
+    def condition(self) -> tuple[str, ...]:
+        """Its state and the codes of its reason, without figures that change all the time, such as free memory."""
+        flags = ("given up" if self.given_up else "", "unplaced" if self.unplaced else "")
+        return (self.name, self.phase, *flags, str(self.restarts), *codes(self._cause))
 
     def row(self) -> list[str]:
         data = self._data
@@ -108,6 +112,9 @@ INSTANCE_HEADS = (
     "instance", "state", "at", "pid", "requests", "cache", "tokens/s", "cost/1M", "restarts", "for", "reason"
 )  # fmt: skip
 
+
+Condition: TypeAlias = tuple[int, int, tuple[tuple[str, ...], ...]]
+"""Instances that are ready, those that are wanted, and the others with what is known about them."""
 
 MAX_STARTS = 3
 """An instance that has failed to start this often will hardly start."""
@@ -146,15 +153,14 @@ class DeploymentRow:
 
     def in_words(self) -> str:
         """The number of ready instances, and the state of the others."""
-        return self._with(one.in_words() for one in self.instances if one.phase != "ready")
+        others = [one.in_words() for one in self.instances if one.phase != "ready"]
+        return "; ".join([f"{self.ready} of {self.wanted} ready", *others])
 
     @property
-    def gist(self) -> str:
-        """The same summary without figures: it changes only when there is something to report."""
-        return self._with(one.gist for one in self.instances if one.phase != "ready")
-
-    def _with(self, not_ready: Iterable[str]) -> str:
-        return "; ".join([f"{self.ready} of {self.wanted} ready", *not_ready])
+    def condition(self) -> "Condition":
+        """What `in_words` says, as data: it changes only when there is something to report."""
+        others = tuple(one.condition for one in self.instances if one.phase != "ready")
+        return self.ready, self.wanted, others
 
     def row(self) -> list[str]:
         data = self._data

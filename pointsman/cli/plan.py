@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{error.found}; {listens}: {command('up', str(args.file))}")
     if args.json:
         result = {"changes": answer["changes"], "destructive": answer.get("destructive", [])}
+        result |= {"dangers": answer.get("dangers", [])}
         result |= {"warnings": as_json(plan.warnings)}
         if args.rehearse is not None:
             result["rehearsal"] = _rehearsed(args).as_dict()
@@ -82,8 +83,6 @@ def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
 
 def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
     """What would be done if nothing runs yet, in the form of the admin API."""
-    import msgspec
-
     from pointsman.config.changes import Outlook, changes_between
     from pointsman.config.revision import EndpointsFiles
     from pointsman.control import Controller
@@ -97,5 +96,4 @@ def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
                 controller.handle(WorkerSeen(worker), 0.0)
     files = EndpointsFiles()
     files.configure(plan)
-    changes = changes_between(None, plan, Outlook(controller.preview(files.desired())))
-    return {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
+    return changes_between(None, plan, Outlook(controller.preview(files.desired()))).as_dict()

@@ -4,14 +4,14 @@ import time
 from typing import Any, TextIO
 
 from pointsman.cli.client import Client
-from pointsman.cli.display import DeploymentRow, deployments_of
+from pointsman.cli.display import Condition, DeploymentRow, deployments_of
 
 POLL_S = 0.2
 
 
 def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[bool, dict[str, Any]]:
     """Whether everything was ready in time, and the newest status. Does not wait for what cannot start."""
-    began, shown = time.monotonic(), dict[str, str]()
+    began, shown = time.monotonic(), dict[str, Condition]()
     while True:
         status = client.get("status")
         deployments = deployments_of(status)
@@ -26,9 +26,9 @@ def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[boo
         time.sleep(min(POLL_S, timeout_s - taken_s))
 
 
-def show_change(deployment: DeploymentRow, shown: dict[str, str], out: TextIO) -> None:
+def show_change(deployment: DeploymentRow, shown: dict[str, Condition], out: TextIO) -> None:
     """Print the state of a deployment if it has changed; deployments that were settled from the start are left out."""
-    gist, before = deployment.gist, shown.get(deployment.name)
-    if gist != before and not (before is None and deployment.settled):
+    condition, before = deployment.condition, shown.get(deployment.name)
+    if condition != before and not (before is None and deployment.settled):
         print(f"{deployment.name}: {deployment.in_words()}", file=out, flush=True)
-    shown[deployment.name] = gist
+    shown[deployment.name] = condition

@@ -12,6 +12,7 @@ from pointsman.cli.options import SOCKET, add_command, add_state, drop_output_if
 from pointsman.errors import PointsmanError
 
 if TYPE_CHECKING:
+    from pointsman.cli.display import Condition
     from pointsman.config import PointsmanPlan
     from pointsman.config.machines import RuntimeSpec
     from pointsman.config.revision import ManifestText
@@ -149,7 +150,7 @@ class ProgressView:
         self._embedded = embedded
         self._state = state
         self._began = began
-        self._shown: dict[str, str] = {}
+        self._shown: dict[str, Condition] = {}
         self._was_ready = False
 
     def changed(self) -> None:
@@ -158,10 +159,10 @@ class ProgressView:
         status = self._embedded.status()
         deployments = deployments_of(status)
         for deployment in deployments:
-            gist = deployment.gist
-            if self._shown.get(deployment.name) != gist:
+            condition = deployment.condition
+            if self._shown.get(deployment.name) != condition:
                 self._print(f"{deployment.name}: {deployment.in_words()}")
-                self._shown[deployment.name] = gist
+                self._shown[deployment.name] = condition
         decided = deployments and all(deployment.settled or deployment.stopped for deployment in deployments)
         if not self._was_ready and decided and any(deployment.ready for deployment in deployments):
             self._was_ready = True

@@ -4,6 +4,7 @@ Enters: the plan in force, another plan, and what that means for instances. Leav
 rule: values that may be secret are never among them.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,40 +15,47 @@ from pointsman.config.schema import GatewaySpec, KeySpec
 from pointsman.control import ReconcileStep, What
 from pointsman.errors import PointsmanError
 from pointsman.parameters import duration_text, is_duration, is_secret, without_secrets, yaml_name
-from pointsman.render.text import quantity, text_table
+from pointsman.reasons import Reason
+from pointsman.render.text import text_table
 from pointsman.scaling.limits import ScalingPlan
 
 AFTER_A_RESTART = frozenset({"listen", "processes", "nodes", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that take effect after a restart."""
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
 """Scaling settings of an application itself; the others are reported for its nodes."""
-CHANGED = "changed"
-"""Replaces values that are not shown."""
 MARK = "!"
 """Precedes the lines of destructive changes."""
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+class Change(msgspec.Struct, frozen=True):
     what: str
     """For instances: start, stop, restart, replace, update, add, remove. Otherwise: open, close, policy, scaling,
     price, endpoints, configure, calls, workers, gateway."""
     subject: str
     """The instance, the deployment, or the setting."""
-    why: str
-    where: str = ""
+    why: Reason
+    place: Reason | None = None
     """For an instance that is started: the place that it would get, or why there is none."""
-    place: dict[str, Any] | None = None
-    """The place as code, facts and text."""
     destructive: bool = False
     """Whether it is part of one of the `dangers`."""
+
+    @property
+    def where(self) -> str:
+        return "" if self.place is None else str(self.place)
+
+    def as_dict(self) -> dict[str, Any]:
+        told = {"what": self.what, "subject": self.subject, "why": str(self.why), "reason": self.why.as_dict()}
+        if self.place is not None:
+            told |= {"where": self.where, "place": self.place.as_dict()}
+        return told | ({"destructive": True} if self.destructive else {})
 
 
 class Changes(msgspec.Struct, frozen=True):
     """Everything that changes; false: nothing."""
 
     steps: tuple[Change, ...] = ()
-    dangers: tuple[str, ...] = ()
-    """What is destructive about it, one sentence each; empty: nothing is."""
+    dangers: tuple[Reason, ...] = ()
+    """What is destructive about it; empty: nothing is."""
     confirmation: str = ""
     """Confirms exactly these changes to exactly what is in force; empty if nothing is destructive."""
 
@@ -57,7 +65,7 @@ class Changes(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if not self.steps:
             return "no changes"
-        heads, rows = ["what", "subject", "why"], [[step.what, step.subject, step.why] for step in self.steps]
+        heads, rows = ["what", "subject", "why"], [[one.what, one.subject, str(one.why)] for one in self.steps]
         if any(step.where for step in self.steps):
             heads, rows = [*heads, "where"], [[*row, step.where] for row, step in zip(rows, self.steps, strict=True)]
         if not self.dangers:
@@ -65,6 +73,17 @@ class Changes(msgspec.Struct, frozen=True):
         marks = [MARK if step.destructive else "" for step in self.steps]
         table = text_table(["", *heads], [[mark, *row] for mark, row in zip(marks, rows, strict=True)])
         return "\n".join([table, "", *(f"{MARK} destructive: {danger}" for danger in self.dangers)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON carries it. `destructive` has the texts of the `dangers`; `confirmation` confirms exactly these
+        changes."""
+        told = {"changes": [step.as_dict() for step in self.steps], "text": str(self)}
+        dangers = {
+            "destructive": [str(danger) for danger in self.dangers],
+            "dangers": [danger.as_dict() for danger in self.dangers],
+            "confirmation": self.confirmation,
+        }
+        return told | (dangers if self.dangers else {})
 
     def summary(self) -> str:
         """A summary in one line: how many changes of which kinds."""
@@ -82,7 +101,7 @@ class NotConfirmed(PointsmanError):
 
     def __init__(self, changes: Changes) -> None:
         self.changes = changes
-        dangers = "; ".join(changes.dangers)
+        dangers = "; ".join(map(str, changes.dangers))
         super().__init__(f"nothing was changed, because this is destructive and needs a confirmation: {dangers}")
 
 
@@ -100,9 +119,7 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook:
     """What differs between two plans, and what follows from it for instances. `before`: None if none is in force."""
     old = PointsmanPlan() if before is None else before
     found = [*_of_applications(old, after), *_of_deployments(old, after)]
-    for step in outlook.steps:
-        where = ("", None) if step.where is None else (str(step.where), step.where.as_dict())
-        found.append(Change(step.what.value, step.subject, str(step.why), *where))
+    found += [Change(step.what.value, step.subject, step.why, step.where) for step in outlook.steps]
     if before is not None:
         found += _of_workers(before, after)
         found += _of_gateway(before.gateway, after.gateway)
@@ -113,7 +130,7 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook:
 
 
 class Danger(msgspec.Struct, frozen=True):
-    text: str
+    why: Reason
     marks: frozenset[tuple[str, str]]
     """(what, subject) of the changes that belong to it."""
 
@@ -124,17 +141,15 @@ def _marked(steps: Sequence[Change], dangers: Sequence[Danger]) -> Changes:
         msgspec.structs.replace(step, destructive=True) if (step.what, step.subject) in marks else step
         for step in steps
     ]
-    return Changes(tuple(marked), tuple(danger.text for danger in dangers))
+    return Changes(tuple(marked), tuple(danger.why for danger in dangers))
 
 
 def _of_authentication(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Danger]:
     old, new = before.gateway, after.gateway
     if old.keys and not new.keys:
-        text = "it removes authentication: the gateway has keys now, and would serve requests without any"
-        yield Danger(text, frozenset({("gateway", "gateway.keys")}))
+        yield Danger(Reason("removes-authentication"), frozenset({("gateway", "gateway.keys")}))
     if old.admin_key_sha256 and not new.admin_key_sha256:
-        text = "it removes the admin key: the admin API would not be reachable over the network any more"
-        yield Danger(text, frozenset({("gateway", "gateway.adminKeySha256")}))
+        yield Danger(Reason("removes-admin-key"), frozenset({("gateway", "gateway.adminKeySha256")}))
 
 
 def _of_names(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Danger]:
@@ -145,8 +160,8 @@ def _of_names(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Danger]:
     }
     for noun, (old, new) in kinds.items():
         if old and not old & new:
-            there = f"the only {noun}, {min(old)}" if len(old) == 1 else f"all {len(old)} {noun}s"
-            yield Danger(f"it removes {there}", frozenset(("close", name) for name in old))
+            why = Reason("removes-all", {"kind": noun, "names": sorted(old)})
+            yield Danger(why, frozenset(("close", name) for name in old))
 
 
 def _of_instances(outlook: Outlook) -> Iterator[Danger]:
@@ -159,7 +174,7 @@ def _of_instances(outlook: Outlook) -> Iterator[Danger]:
             for step in outlook.steps
             if step.what in (What.STOP, What.REMOVE, What.REPLACE) and step.deployment in fewer
         }
-        yield Danger(f"it takes away {gone} of {quantity(running, 'instance')} that run", frozenset(marks))
+        yield Danger(Reason("takes-away", {"instances": gone, "running": running}), frozenset(marks))
 
 
 # Applications and deployments
@@ -170,23 +185,20 @@ def _of_applications(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Ch
     wanted = {plan.name: plan for plan in after.applications}
     for name in known:
         if name not in wanted:
-            yield Change("close", name, f"the application was removed, and /{name} with it")
+            yield Change("close", name, Reason("application-removed", {"application": name}))
     for name, plan in wanted.items():
         if name not in known:
-            yield Change("open", name, f"new: the application takes requests at /{name}")
+            yield Change("open", name, Reason("application-added", {"application": name}))
             continue
         if known[name].flow != plan.flow:
-            yield Change("calls", name, "the calls of the application have changed")
-        scaling = _of_scaling(known[name].scaling, plan.scaling, "a policy for each node", OF_APPLICATION)
-        if text := ", ".join(scaling):
-            yield Change("scaling", name, text)
+            yield Change("calls", name, Reason("calls-changed"))
+        yield from _of_scaling(name, known[name].scaling, plan.scaling, "a policy for each node", OF_APPLICATION)
         old, new = known[name].user_configs, plan.user_configs
         for deployment in [one.name for one in plan.deployments]:
             there = any(one.name == deployment for one in known[name].deployments)
             if there and old.get(deployment) != new.get(deployment):
-                fields = ", ".join(field for field, *_ in differences(old.get(deployment), new.get(deployment)))
-                which = f"userConfig ({fields})" if fields.strip() else "userConfig"
-                yield Change("configure", deployment, f"its {which} has changed; no restart is needed")
+                fields = [field for field, *_ in differences(old.get(deployment), new.get(deployment))]
+                yield Change("configure", deployment, Reason("user-config-changed", {"fields": fields}))
 
 
 def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
@@ -194,54 +206,62 @@ def _of_deployments(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Cha
     wanted = {plan.name: plan for plan in after.deployments}
     for name, plan in known.items():
         if name not in wanted:
-            gone = f'it was removed from the manifest, and "{plan.model}" with it'
-            yield Change("close", name, "it is no longer a node of its application" if plan.internal else gone)
+            gone = Reason("deployment-removed-with-model", {"model": plan.model})
+            yield Change("close", name, Reason("node-removed") if plan.internal else gone)
     for name, plan in wanted.items():
         if name in known:
             yield from _of_deployment(known[name], plan)
         else:
-            new = "calls of its application" if plan.internal else f'requests for "{plan.model}"'
-            yield Change("open", name, f"new: it takes {new}; {plan.decided_by} decides where they go")
+            facts = {"model": None if plan.internal else plan.model, "decided_by": plan.decided_by}
+            yield Change("open", name, Reason("deployment-added", facts))
 
 
 def _of_deployment(before: DeploymentPlan, after: DeploymentPlan) -> Iterator[Change]:
     if before.scheduling_recipe != after.scheduling_recipe:
         old, new = before.decided_by, after.decided_by
         if old != new:
-            yield Change("policy", after.name, f"{old} -> {new}")
+            yield Change("policy", after.name, _setting_changed("", old, new))
         else:
-            for text in field_texts(_decoded(before.scheduling_recipe), _decoded(after.scheduling_recipe)):
-                yield Change("policy", after.name, f"{new}: {text}")
+            for why in field_changes(_decoded(before.scheduling_recipe), _decoded(after.scheduling_recipe)):
+                yield Change("policy", after.name, why.having(of=new))
     if before.shadow_recipe != after.shadow_recipe:
-        names = ", ".join(one.name for one in after.shadow) or "none"
-        yield Change("shadow", after.name, f"candidates: {names}")
-    if scaling := ", ".join(_of_scaling(before.scaling, after.scaling)):
-        yield Change("scaling", after.name, scaling)
-    for text in field_texts(_written(before.price), _written(after.price)):
-        yield Change("price", after.name, text)
+        names = [one.name for one in after.shadow]
+        yield Change("shadow", after.name, Reason("candidates-changed", {"candidates": names}))
+    yield from _of_scaling(after.name, before.scaling, after.scaling)
+    for why in field_changes(_written(before.price), _written(after.price)):
+        yield Change("price", after.name, why)
     if before.endpoints_file != after.endpoints_file:
-        yield Change("endpoints", after.name, _arrow(before.endpoints_file, after.endpoints_file))
+        yield Change("endpoints", after.name, _setting_changed("", before.endpoints_file, after.endpoints_file))
 
 
 def _of_scaling(
+    name: str,
     before: ScalingPlan | None,
     after: ScalingPlan | None,
     default: str = "a fixed number",
     settings: Container[str] | None = None,
-) -> Iterator[str]:
-    """The differences in words. `default` stands for no plan; with `settings`, only these are reported."""
+) -> Iterator[Change]:
+    """The differences as one change. `default` stands for no plan; with `settings`, only these are reported."""
+    found = [why.facts for why in _scaling_changes(before, after, default, settings)]
+    if found:
+        yield Change("scaling", name, Reason("settings-changed", {"changes": found}))
+
+
+def _scaling_changes(
+    before: ScalingPlan | None, after: ScalingPlan | None, default: str, settings: Container[str] | None
+) -> Iterator[Reason]:
     old, new = (default if one is None else one.policy_name or "its application's policy" for one in (before, after))
     if old != new:
-        yield _arrow(old, new)
+        yield _setting_changed("", old, new)
     if before is None or after is None:
         return
     if old == new and (before.recipe, before.metrics) != (after.recipe, after.metrics):
-        for text in field_texts(_policy_settings(before), _policy_settings(after)):
-            yield f"{new}: {text}"
+        for why in field_changes(_policy_settings(before), _policy_settings(after)):
+            yield why.having(of=new)
     limits, limits_after = _settings_of(before), _settings_of(after)
-    for name in limits:
-        if limits[name] != limits_after[name] and (settings is None or name in settings):
-            yield f"{name} {_arrow(limits[name], limits_after[name])}"
+    for field in limits:
+        if limits[field] != limits_after[field] and (settings is None or field in settings):
+            yield _setting_changed(field, limits[field], limits_after[field])
 
 
 def _policy_settings(plan: ScalingPlan) -> dict[str, Any]:
@@ -259,9 +279,9 @@ def _settings_of(plan: ScalingPlan) -> dict[str, Any]:
 
 def _of_workers(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Change]:
     for field, one, other in differences(_written(before.workers), _written(after.workers), "workers"):
-        yield Change("workers", field, _arrow(one, other))
+        yield Change("workers", field, _setting_changed("", one, other))
     for field, one, other in differences(_written(before.runtime), _written(after.runtime), "runtime"):
-        yield Change("runtime", field, f"{_arrow(one, other)}; takes effect after a restart")
+        yield Change("runtime", field, _setting_changed("", one, other).having(after_restart=True))
 
 
 def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
@@ -271,24 +291,29 @@ def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
             yield from _of_keys(before.keys, after.keys)
             continue
         for field, one, other in differences(old[name], new[name], name):
-            change = CHANGED if is_secret(field) else _arrow(one, other)
-            if is_secret(field) and not (one and other):
-                change = "added" if other else "removed"
-            late = "; takes effect after a restart" if {name, field} & AFTER_A_RESTART else ""
-            yield Change("gateway", f"gateway.{field}", change + late)
+            why = _setting_changed("", one, other)
+            if is_secret(field):
+                hidden = "changed" if one and other else "added" if other else "removed"
+                why = Reason("setting-changed", {"field": "", "hidden": hidden})
+            late = {"after_restart": True} if {name, field} & AFTER_A_RESTART else {}
+            yield Change("gateway", f"gateway.{field}", why.having(**late))
 
 
 def _of_keys(before: Sequence[KeySpec], after: Sequence[KeySpec]) -> Iterator[Change]:
     """How many keys of which tenants change; never the keys themselves."""
     old, new = {one.sha256: one for one in before}, {one.sha256: one for one in after}
-    parts = []
-    for word, keys, others in (("added", new, old), ("removed", old, new)):
-        tenants = [one.tenant for digest, one in keys.items() if digest not in others]
-        parts += [f"{quantity(tenants.count(tenant), 'key')} of {tenant} {word}" for tenant in dict.fromkeys(tenants)]
-    changed = [one for digest, one in old.items() if digest in new and one != new[digest]]
-    parts += [f"a key of {one.tenant} changed, now of {new[one.sha256].tenant}" for one in changed]
-    if parts:
-        yield Change("gateway", "gateway.keys", f"{', '.join(parts)}; {len(new) or 'none'} in force then")
+    added, removed = (
+        Counter(one.tenant for digest, one in keys.items() if digest not in others)
+        for keys, others in ((new, old), (old, new))
+    )
+    moved = [
+        {"before": one.tenant, "after": new[digest].tenant}
+        for digest, one in old.items()
+        if digest in new and one != new[digest]
+    ]
+    if added or removed or moved:
+        facts = {"added": dict(added), "removed": dict(removed), "changed": moved, "in_force": len(new)}
+        yield Change("gateway", "gateway.keys", Reason("keys-changed", facts))
 
 
 # Field by field
@@ -323,13 +348,15 @@ def _named(value: Any) -> dict[str, Any] | None:
     return dict(zip(names, value, strict=True)) if all(names) and len(set(names)) == len(names) else None
 
 
-def field_texts(before: Any, after: Any) -> Iterator[str]:
-    """A text for each difference, without secrets."""
+def field_changes(before: Any, after: Any) -> Iterator[Reason]:
+    """A reason for each difference, without secrets."""
     for field, old, new in differences(before, after):
         if field.startswith("code"):
-            yield "its code has changed"
-            continue
-        yield f"{field} {CHANGED if is_secret(field) else _arrow(old, new)}".lstrip()
+            yield Reason("setting-changed", {"field": "code", "hidden": "code"})
+        elif is_secret(field):
+            yield Reason("setting-changed", {"field": field, "hidden": "changed"})
+        else:
+            yield _setting_changed(field, old, new)
 
 
 def _decoded(recipe: str) -> Any:
@@ -349,8 +376,10 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _arrow(before: object, after: object) -> str:
-    return f"{_shown(without_secrets(before))} -> {_shown(without_secrets(after))}"
+def _setting_changed(field: str, before: object, after: object) -> Reason:
+    """`field`: empty if the subject of the change says which setting it is."""
+    shown = {"before": _shown(without_secrets(before)), "after": _shown(without_secrets(after))}
+    return Reason("setting-changed", {"field": field, **shown})
 
 
 def _shown(value: object) -> str:

@@ -122,7 +122,7 @@ class RequestsFail(ControllerEvent, frozen=True):
     """Several requests in a row have failed on an instance."""
 
     instance_id: str
-    why: str
+    why: Reason
 
 
 class OutOfReach(ControllerEvent, frozen=True):

@@ -163,7 +163,9 @@ def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[st
 
 
 def _not_running(one: InstanceStatus) -> Reason:
-    return Reason("instance-not-running", {"instance": one.id, "why": str(one.reason)})
+    return Reason(
+        "instance-not-running", {"instance": one.id, "why": None if one.reason is None else one.reason.plain()}
+    )
 
 
 def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *phases: Phase) -> list[int]:

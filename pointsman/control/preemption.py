@@ -127,15 +127,15 @@ class Preemptor:
     def _no_room(self, one: ScaledDeployment, unplaced: Sequence[InstanceStatus], now: float) -> ScalingRecord:
         """Report how many instances have no place, why, and what would help, whenever their number grows."""
         ask, fleet = self._ask(unplaced[0].deployment), self._controller.places.taken
-        helps: list[str] = []
+        helps: list[Reason] = []
         never = None
         if ask is not None and fleet is not None:
             desired = self._controller.desired
             helps = what_would_help(ask, fleet, desired.deployments.values() if desired else ())
             never = why_never(ask, fleet)
         one.fits_never = never is not None
-        facts = {"unplaced": len(unplaced), "target": one.target, "why": _detail(unplaced[0].reason), "hints": helps}
-        why = Reason("waits-for-room") if never is None else Reason("fits-no-worker", {"why": never.detail})
+        facts = {"unplaced": len(unplaced), "target": one.target, "why": in_the_way(unplaced[0].reason), "hints": helps}
+        why = Reason("waits-for-room") if never is None else Reason("fits-no-worker", {"why": in_the_way(never)})
         return one.note(why, now, Reason("instances-unplaced", facts))
 
     def _ask(self, deployment: str) -> Ask | None:
@@ -144,8 +144,12 @@ class Preemptor:
         return None if known is None else known.ask
 
 
-def _detail(refusal: Reason | None) -> str:
-    return "" if refusal is None else refusal.detail if refusal.code == "no-place" else str(refusal)
+def in_the_way(refusal: Reason | None) -> Reason | str:
+    """What is in the way, for sentences that say already that there is no place; empty if it is not known."""
+    if refusal is None:
+        return ""
+    plain = refusal.plain()
+    return Reason("in-the-way", plain.facts) if plain.code == "no-place" else plain
 
 
 # Which instances may be evicted
@@ -226,7 +230,7 @@ def _fits(ask: Ask, placer: Placer) -> bool:
     return isinstance(placer.place(ask, traced=False), Placed)
 
 
-def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> list[str]:
+def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeployment]) -> list[Reason]:
     asks = {one.name: one.ask for one in deployments if one.ask is not None}
     movable = [
         msgspec.structs.replace(asks[one.deployment], instance_id=one.instance_id)
@@ -234,9 +238,11 @@ def what_would_help(ask: Ask, fleet: Fleet, deployments: Iterable[DesiredDeploym
         if one.deployment in asks
     ]
     ask = msgspec.structs.replace(ask, instance_id=TRIAL)
-    helpful = [str(hint) for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
+    helpful = [hint.reason.plain() for hint in hints(ask, Placer(fleet.copy())) if hint.ask is not None][:MAX_HINTS]
     found = defragment(ask, fleet, movable)
     if found is not None:
-        moves = ", ".join(f"{move.instance_id} from {move.before} to {move.after}" for move in found.moves)
-        helpful.append(f"there would be room if these moved: {moves}")
+        moves = [
+            {"instance": move.instance_id, "from": str(move.before), "to": str(move.after)} for move in found.moves
+        ]
+        helpful.append(Reason("room-after-moving", {"moves": moves}))
     return helpful

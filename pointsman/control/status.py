@@ -33,7 +33,7 @@ class Unavailable(msgspec.Struct, frozen=True):
     why: Reason
     retry_s: float | None = None
     """Seconds until an instance may take requests; None if unknown."""
-    hopeless: bool = False
+    none_expected: bool = False
     """No instance is starting, restarting or about to come back, so waiting is of no use."""
 
 
@@ -61,7 +61,7 @@ def unavailability(
     none_yet = all(one.leaving or one.endpoint is not None for one in mine)
     if expected or (prospects.may_start and none_yet):
         return first
-    return Unavailable(first.why, first.retry_s, hopeless=True)
+    return Unavailable(first.why, first.retry_s, none_expected=True)
 
 
 DOWN = "endpoint-down"
@@ -116,13 +116,17 @@ def _cause(reason: Reason) -> str:
 
 def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
     """Which instances are not tried again until they are applied again, and why, grouped by deployment."""
-    groups: dict[tuple[str, str], list[InstanceStatus]] = {}
+    by_deployment: dict[str, list[tuple[Reason | None, list[str]]]] = {}
     for one in instances:
         if one.final or one.halted:
-            groups.setdefault((one.deployment, str(one.reason)), []).append(one)
-    return [
-        Reason("given-up", {"instances": [one.id for one in all_], "why": all_[0].reason}) for all_ in groups.values()
-    ]
+            groups = by_deployment.setdefault(one.deployment, [])
+            alike = next((names for reason, names in groups if reason == one.reason), None)
+            if alike is None:
+                groups.append((one.reason, [one.id]))
+            else:
+                alike.append(one.id)
+    found = [group for groups in by_deployment.values() for group in groups]
+    return [Reason("given-up", {"instances": names, "why": reason}) for reason, names in found]
 
 
 def nothing_can_start(desired: Desired, instances: Iterable[InstanceStatus], fleet: Fleet | None) -> list[Reason]:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from pointsman.config.changes import Changes, NotConfirmed
+from pointsman.config.changes import NotConfirmed
 from pointsman.config.revision import ManifestText
 from pointsman.errors import (
     ConfigError,
@@ -61,13 +61,6 @@ ON_THIS_MACHINE = "this machine"
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
 
 
-def changes_body(changes: Changes) -> dict[str, Any]:
-    """`destructive` says in words what is destructive; `confirmation` then confirms exactly these changes."""
-    told = {"changes": msgspec.to_builtins(changes.steps), "text": str(changes)}
-    asked = {"destructive": list(changes.dangers), "confirmation": changes.confirmation}
-    return told | (asked if changes.dangers else {})
-
-
 class DocumentRequest(ManifestText, frozen=True):
     """A document to put in force."""
 
@@ -106,19 +99,19 @@ class DocumentAdmin:
         return {**application, "yaml": text, "deployments": deployments}
 
     async def plan(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)))
+        return self._plane.documents.plan(msgspec.json.decode(call.body, type=ManifestText)).as_dict()
 
     async def deploy(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=DocumentRequest)
-        return changes_body(await self._plane.documents.deploy(asked.document, asked.confirmation, call.asker))
+        return (await self._plane.documents.deploy(asked.document, asked.confirmation, call.asker)).as_dict()
 
     async def apply(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body, type=DocumentRequest)
-        return changes_body(await self._plane.documents.apply(asked.document, asked.confirmation, call.asker))
+        return (await self._plane.documents.apply(asked.document, asked.confirmation, call.asker)).as_dict()
 
     async def rollback(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
-        return changes_body(await self._plane.documents.rollback(call.parts[1], asked.confirmation, call.asker))
+        return (await self._plane.documents.rollback(call.parts[1], asked.confirmation, call.asker)).as_dict()
 
     async def history(self, call: AdminCall) -> dict[str, Any]:
         kept = self._plane.documents.history()
@@ -137,10 +130,10 @@ class DocumentAdmin:
 
     async def restore(self, call: AdminCall) -> dict[str, Any]:
         asked = msgspec.json.decode(call.body or b"{}", type=RollbackRequest)
-        return changes_body(await self._plane.documents.restore(asked.generation, asked.confirmation, call.asker))
+        return (await self._plane.documents.restore(asked.generation, asked.confirmation, call.asker)).as_dict()
 
     async def delete(self, call: AdminCall) -> dict[str, Any]:
-        return changes_body(await self._plane.documents.delete(call.parts[1], call.asker))
+        return (await self._plane.documents.delete(call.parts[1], call.asker)).as_dict()
 
 
 class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -307,7 +300,7 @@ class Admin:
             status, body = 404, error_body(str(error), error_kind(404), "not_found")
         except NotConfirmed as error:
             again = f'{error}. To change it, send the same again with "confirmation": "{error.changes.confirmation}"'
-            asked = changes_body(error.changes)
+            asked = error.changes.as_dict()
             status, body = 409, error_body(again, error_kind(409), "confirmation_needed", **asked)
         except NotStored as error:
             status, body = 503, error_body(str(error), error_kind(503), "not_stored")

@@ -21,7 +21,16 @@ from pointsman.gateway.openai import (
     without_usage,
 )
 from pointsman.gateway.other_apis import OtherApi
-from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage, note_answer
+from pointsman.gateway.upstream import (
+    RETRIED,
+    InFlight,
+    answered_error,
+    asked_too_much,
+    body_for,
+    learn_usage,
+    no_response,
+    note_answer,
+)
 from pointsman.http.heads import Bytes, HttpRequest
 from pointsman.http.pool import REQUEST_HEAD
 from pointsman.http.responses import (
@@ -35,6 +44,7 @@ from pointsman.http.responses import (
     event,
 )
 from pointsman.http.server import REASONS, ResponseStream
+from pointsman.reasons import Reason
 from pointsman.routing.events import Ended, FirstToken, Refusal, Send
 from pointsman.runtimes.traffic import settle
 
@@ -110,7 +120,7 @@ class ModelRequest(InFlight, eq=False):
     def refuse(self, refusal: Refusal) -> None:
         self._leave()
         if self._stream is not None:
-            self._break_off(self._stream, str(refusal.reason))
+            self._break_off(self._stream, refusal.reason)
             return
         if self._charge is not None:
             self._charge.close()
@@ -148,7 +158,7 @@ class ModelRequest(InFlight, eq=False):
             if self.api is not None:
                 body = self._translated(head.status, body)
         except msgspec.DecodeError as error:
-            self._failed(f"its answer is not JSON: {error}")
+            self._failed(Reason("answer-not-json", {"error": str(error)}))
             return
         client = self._client
         if client.paused:
@@ -212,7 +222,7 @@ class ModelRequest(InFlight, eq=False):
         elif payload and self._stream is not None:
             self._stream.write(payload)
         elif payload and self._opens(payload) and len(self._preamble) > MAX_HELD_BYTES:
-            self._failed("its stream has no data")
+            self._failed(Reason("stream-without-data"))
 
     def _body_piece(self, payload: bytes) -> None:
         """Handle part of a body that is too long to be buffered, and is not a stream of events."""
@@ -222,7 +232,7 @@ class ModelRequest(InFlight, eq=False):
         if self._stream is not None:
             self._stream.write(payload)
         elif head.status in RETRIED:
-            self._failed(f"it answered {head.status}: {payload[:200].decode('utf-8', 'replace')}")
+            self._failed(answered_error(head.status, payload))
         else:
             self._begin(payload, now)
 
@@ -230,7 +240,7 @@ class ModelRequest(InFlight, eq=False):
         """Add events to the beginning of a stream. False if they are not events, which fails this try."""
         self._preamble += payload
         if not self._preamble.startswith(FIELDS):
-            self._failed(f"its stream is not a stream of events: {shown_bytes(payload)}")
+            self._failed(Reason("not-events", {"found": shown_bytes(payload)}))
             return False
         return True
 
@@ -245,7 +255,7 @@ class ModelRequest(InFlight, eq=False):
         if self.api is not None:
             has_mark = self.api.ends_with_done
         if events is not None and has_mark and not ends_with_done(events.last + rest):
-            self._failed("its stream ended without the end mark")
+            self._failed(Reason("stream-unfinished"))
             return
         stream = self._stream
         if self.api is not None and events is not None:
@@ -265,19 +275,19 @@ class ModelRequest(InFlight, eq=False):
         if stale and not self._fresh and self._stream is None:
             self._send(fresh=True)
         else:
-            self._failed(why, local)
+            self._failed(no_response(why, error), local)
 
     def timed_out(self) -> None:
         settings = self.upstream.settings
         if self._stream is not None:
-            what = "no more of the answer" if self._events is None else "no event with data"
-            self._failed(f"{what} within {settings.stall_timeout:g} s")
+            code = "answer-stalled" if self._events is None else "stream-stalled"
+            self._failed(Reason(code, {"limit_s": settings.stall_timeout}))
         else:
-            self._failed(f"no answer within {settings.first_token_timeout:g} s")
+            self._failed(Reason("no-answer-in-time", {"limit_s": settings.first_token_timeout}))
 
     # The end
 
-    def _failed(self, why: str, local: str = "") -> None:
+    def _failed(self, why: Reason, local: str = "") -> None:
         """Fail this try, unless the response was complete before the connection broke."""
         self.let_go()
         events = self._events
@@ -345,7 +355,7 @@ class ModelRequest(InFlight, eq=False):
         charge.close()
         note_answer(self, begun, charge)
 
-    def _break_off(self, stream: ResponseStream, why: str) -> None:
+    def _break_off(self, stream: ResponseStream, why: Reason) -> None:
         """End an answer that has begun with an error, if its form allows one."""
         events = self._events
         self.counts.broken_off += 1
@@ -353,10 +363,10 @@ class ModelRequest(InFlight, eq=False):
         if events is None:
             self._client.abort()  # a length was promised that will not be reached
             return
-        why = f"the answer was cut off: {why}"
-        last = event(error_body(why, "server_error", "stream_interrupted"))
+        text = f"the answer was cut off: {why}"
+        last = event(error_body(text, "server_error", "stream_interrupted"))
         if self.api is not None:
-            last = self.api.broken(why)
+            last = self.api.broken(text)
         stream.end(
             last if events.last.endswith(b"\n") else b"\n\n" + last
         )  # otherwise part of a long event has been sent

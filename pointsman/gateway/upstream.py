@@ -49,7 +49,7 @@ KEPT = frozenset(
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
-HOPELESS_RETRY_S = 30
+NONE_EXPECTED_RETRY_S = 30
 """Retry-After, in seconds, if no instance is expected at all."""
 KEYS_S = 2.0
 """How often the keys of engines are read again: files may change."""
@@ -162,7 +162,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         doubt = Doubt(self.instance_id, kind_of(status))
         if status not in retried and (status >= 500 or not wants_opinion(self, doubt)):
             return False
-        why = f"it answered {status}: {body[:200].decode('utf-8', 'replace')}"
+        why = answered_error(status, body)
         asked_s = asked_pause_s(head, time.time()) if status in (429, 503) else None
         takes_no_more = status == 429 or asked_s is not None
         if takes_no_more:
@@ -173,7 +173,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self._came_to_nothing(why, may_retry=True, doubt=doubt)
         return True
 
-    def _came_to_nothing(self, why: str, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
+    def _came_to_nothing(self, why: Reason, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
         """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
         `local`: what is wrong on this side, which is no evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
@@ -233,6 +233,14 @@ def note_cost(one: InFlight, charge: "Charge") -> None:
     record = one.lane.dispatcher.records.get(one.request.request_id)
     if record is not None:
         record.cost = charge.used
+
+
+def answered_error(status: int, body: Bytes) -> Reason:
+    return Reason("answered-error", {"status": status, "body": bytes(body[:200]).decode("utf-8", "replace")})
+
+
+def no_response(why: str, error: OSError | None) -> Reason:
+    return Reason("no-response" if error is None else "no-connection", {"error": why})
 
 
 class KeptAnswer(NamedTuple):
@@ -307,11 +315,11 @@ class Unsent:
     """Requests that could not be sent lately, for reasons on this side."""
 
     def __init__(self) -> None:
-        self._by_cause: dict[str, tuple[int, str, float]] = {}
+        self._by_cause: dict[str, tuple[int, Reason, float]] = {}
         """Cause -> the number of requests, the last error, and its time."""
 
-    def note(self, cause: str, why: str, now: float) -> None:
-        count, _, at = self._by_cause.get(cause, (0, "", now))
+    def note(self, cause: str, why: Reason, now: float) -> None:
+        count, _, at = self._by_cause.get(cause, (0, why, now))
         self._by_cause[cause] = (count + 1 if now - at < LATELY_S else 1, why, now)
 
     def problems(self, now: float) -> list[str]:
@@ -389,7 +397,7 @@ class Upstream:
     def refuse(self, lane: "Lane", command: Refuse) -> None:
         in_flight = self.in_flight.get(command.request.request_id)
         if in_flight is not None:
-            in_flight.refuse(_with_absence(command.refusal, lane))
+            in_flight.refuse(_with_unavailability(command.refusal, lane))
 
     def revoke(self, lane: "Lane", command: Revoke) -> None:
         """Stop a request for more important work."""
@@ -471,22 +479,22 @@ def retry_after_s(lane: "Lane") -> int:
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
     if not latencies or not takes_requests(dispatcher):
-        absence = unavailability(lane)
-        if absence is None or absence.retry_s is None:
-            wait_s = HOPELESS_RETRY_S if absence is not None and absence.hopeless else lane.start_up_s
+        unavailable = unavailability(lane)
+        if unavailable is None or unavailable.retry_s is None:
+            wait_s = NONE_EXPECTED_RETRY_S if unavailable is not None and unavailable.none_expected else lane.start_up_s
         else:
-            wait_s = absence.retry_s
+            wait_s = unavailable.retry_s
         return max(1, min(MAX_RETRY_AFTER_S, round(wait_s or 1)))
     places = sum(one.max_concurrency or LIMIT_IF_UNKNOWN for one in instances)
     waves = max(1.0, len(dispatcher) / max(places, 1))
     return max(1, min(60, round(waves * sum(latencies) / len(latencies) / 1000)))
 
 
-def _with_absence(refusal: Refusal, lane: "Lane") -> Refusal:
+def _with_unavailability(refusal: Refusal, lane: "Lane") -> Refusal:
     """If instances are missing, the refusal with what the plane knows about that."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
-    absence = unavailability(lane)
-    if absence is None:
+    unavailable = unavailability(lane)
+    if unavailable is None:
         return refusal
-    return Refusal(refusal.outcome, refusal.reason.having(absence=absence.why))
+    return Refusal(refusal.outcome, refusal.reason.having(absence=unavailable.why))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias
 
-from pointsman.render.text import REMEDIES, gib
+from pointsman.render.text import REMEDIES, gib, quantity
 
 Facts: TypeAlias = Mapping[str, Any]
 Template: TypeAlias = str | Callable[[Facts], str]
@@ -114,7 +114,14 @@ def stands_out(facts: Facts) -> str:
 
 def unplaced(facts: Facts) -> str:
     verb = "has" if facts["unplaced"] == 1 else "have"
-    return "; ".join([f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *facts["hints"]])
+    return "; ".join(
+        [f"{facts['unplaced']} of {facts['target']} {verb} no place: {facts['why']}", *map(str, facts["hints"])]
+    )
+
+
+def room_after_moving(facts: Facts) -> str:
+    moves = ", ".join("{instance} from {from} to {to}".format(**move) for move in facts["moves"])
+    return f"there would be room if these moved: {moves}"
 
 
 _NEVER_STARTS = {
@@ -167,6 +174,39 @@ def weighed(facts: Facts) -> str:
             part += f" ({one['misses']:.1f} expected to miss)"
         parts.append(part)
     return "; ".join(parts)
+
+
+def setting_changed(facts: Facts) -> str:
+    """`hidden` replaces values that are not shown: those of secrets, and code."""
+    match facts.get("hidden"):
+        case None:
+            told = f"{facts['field']} {facts['before']} -> {facts['after']}".lstrip()
+        case "code":
+            told = "its code has changed"
+        case word:
+            told = f"{facts['field']} {word}".lstrip()
+    of = f"{facts['of']}: " if facts.get("of") else ""
+    return f"{of}{told}{'; takes effect after a restart' if facts.get('after_restart') else ''}"
+
+
+def keys_changed(facts: Facts) -> str:
+    parts = [
+        f"{quantity(count, 'key')} of {tenant} {word}"
+        for word in ("added", "removed")
+        for tenant, count in facts[word].items()
+    ]
+    parts += ["a key of {before} changed, now of {after}".format(**one) for one in facts["changed"]]
+    return f"{', '.join(parts)}; {facts['in_force'] or 'none'} in force then"
+
+
+def user_config_changed(facts: Facts) -> str:
+    fields = ", ".join(facts["fields"])
+    return f"its userConfig{f' ({fields})' if fields.strip() else ''} has changed; no restart is needed"
+
+
+def removes_all(facts: Facts) -> str:
+    names, noun = facts["names"], facts["kind"]
+    return f"it removes the only {noun}, {names[0]}" if len(names) == 1 else f"it removes all {len(names)} {noun}s"
 
 
 def words(template: str) -> Callable[[Facts], str]:

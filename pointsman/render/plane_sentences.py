@@ -2,7 +2,20 @@
 
 from collections.abc import Mapping
 
-from pointsman.render.grammar import Phrase, Template, either, remedied, unplaced, words
+from pointsman.render.grammar import (
+    Phrase,
+    Template,
+    either,
+    keys_changed,
+    remedied,
+    removes_all,
+    room_after_moving,
+    setting_changed,
+    unplaced,
+    user_config_changed,
+    words,
+)
+from pointsman.render.text import quantity
 
 _ORDER = "{replicas} ordered by {by} until "
 _OVERRIDE = either("until", None, _ORDER + "it is released", _ORDER + "{until}")
@@ -36,6 +49,30 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
     "scaling-max-step": "{step} at a time (maxStep)",
     "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
+    # What a plan changes
+    "application-added": "new: the application takes requests at /{application}",
+    "application-removed": "the application was removed, and /{application} with it",
+    "calls-changed": "the calls of the application have changed",
+    "deployment-added": either(
+        "model",
+        None,
+        "new: it takes calls of its application; {decided_by} decides where they go",
+        'new: it takes requests for "{model}"; {decided_by} decides where they go',
+    ),
+    "deployment-removed-with-model": 'it was removed from the manifest, and "{model}" with it',
+    "node-removed": "it is no longer a node of its application",
+    "user-config-changed": user_config_changed,
+    "candidates-changed": lambda facts: f"candidates: {', '.join(facts['candidates']) or 'none'}",
+    "setting-changed": setting_changed,
+    "settings-changed": lambda facts: ", ".join(map(setting_changed, facts["changes"])),
+    "keys-changed": keys_changed,
+    "removes-authentication": "it removes authentication: the gateway has keys now, and would serve requests without "
+    "any",
+    "removes-admin-key": "it removes the admin key: the admin API would not be reachable over the network any more",
+    "removes-all": removes_all,
+    "takes-away": lambda facts: (
+        f"it takes away {facts['instances']} of {quantity(facts['running'], 'instance')} that run"
+    ),
     # What is wrong with a policy, or with instances
     "policy-too-slow": either(
         "taken_s",
@@ -74,6 +111,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "for one",
     "instance-not-running": "{instance} does not run: {why}",
     "instances-unplaced": unplaced,
+    "room-after-moving": room_after_moving,
     # What this process or machine lacks
     "requests-not-sent": remedied("{requests} requests could not be sent to instances: {error}"),
     "gateway-not-started": words("{gateway} cannot be started: {why}"),

@@ -39,6 +39,7 @@ from pointsman.render.text import (
     allowances,
     attribute_found,
     moves,
+    one_line,
     place_taken,
     quantity,
     too_few_gpus,
@@ -71,7 +72,30 @@ def detail(code: str, facts: Facts) -> str:
     return _rendered(found.detail, facts) if isinstance(found, Phrase) and "text" not in facts else ""
 
 
-def tally(groups: Iterable[Group]) -> str:
+def codes(told: Mapping[str, Any]) -> list[str]:
+    """The codes of a reason in JSON and of the reasons among its facts: what it says, without figures."""
+    found = [str(told["code"])] if "code" in told else []
+    for fact in told.values():
+        for one in fact if isinstance(fact, list) else [fact]:
+            found += codes(one) if isinstance(one, Mapping) else []
+    return found
+
+
+def shortened(fact: Any, limit: int) -> Any:
+    """Facts from JSON with texts on one line of at most `limit` characters, and other reasons among them as text."""
+    match fact:
+        case str():
+            return one_line(fact, limit)
+        case {"code": str(code), "facts": facts, **others} if others.keys() <= {"text"}:
+            return sentence(code, shortened(facts, limit))
+        case Mapping():
+            return {name: shortened(one, limit) for name, one in fact.items()}
+        case list():
+            return [shortened(one, limit) for one in fact]
+    return fact
+
+
+def group_counts(groups: Iterable[Group]) -> str:
     """9 serving another model, 3 full"""
     return ", ".join(f"{group.count} {_group_kind(group)}" for group in groups)
 
@@ -84,14 +108,24 @@ def _group_kind(group: Group) -> str:
 
 def _rendered(template: Template, facts: Facts) -> str:
     try:
-        return filled(template, facts)
+        return filled(template, {name: _told(fact) for name, fact in facts.items()})
     except (LookupError, TypeError, ValueError):  # a reason of a plugin under one of our codes, with other facts
         return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
+def _told(fact: Any) -> Any:
+    """A fact; as its text if it is a reason that was stored or sent as JSON."""
+    match fact:
+        case {"code": str(code), "facts": facts, **others} if others.keys() <= {"text"}:
+            return sentence(code, facts)
+        case list():
+            return [_told(one) for one in fact]
+    return fact
+
+
 def _none_chosen(facts: Facts, noun: str = "candidate") -> str:
     return "; ".join(
-        f"{quantity(run['candidates'], noun)}: {tally(run['rejected'])}"
+        f"{quantity(run['candidates'], noun)}: {group_counts(run['rejected'])}"
         if run["candidates"]
         else f"there are no {noun}s"
         for run in facts["profiles"]
@@ -105,7 +139,7 @@ def _no_instance(facts: Facts) -> str:
     return f"no instance can take {wanted}: {why}"
 
 
-def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str]:
+def _with_unavailability(template: Template, advice: str = "") -> Callable[[Facts], str]:
     """Replace the general advice by what is known about the lack of instances."""
 
     def render(facts: Facts) -> str:
@@ -122,19 +156,12 @@ def _groups(facts: Facts) -> list[Group]:
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 
-def why_no_place(facts: Facts) -> str:
-    """Why an instance has no place, without figures, which change all the time."""
-    groups = _groups(facts)
-    return kind(groups[0].code, groups[0].facts) if len(groups) == 1 else tally(groups)
-
-
 def _in_the_way(facts: Facts) -> str:
     """A reason in full if it is the same for all workers; else the number of workers of each kind, with the figures of
     the first."""
     groups = _groups(facts)
     if not groups:
-        because = facts["because"]
-        return str(because["text"] if isinstance(because, Mapping) else because)
+        return str(facts["because"])
     if len(groups) == 1 and groups[0].alike:
         return sentence(groups[0].code, groups[0].facts)
     return ", ".join(f"{group.count} {_group_kind(group)}{_figures(group)}" for group in groups)
@@ -147,7 +174,7 @@ def _figures(group: Group) -> str:
 
 def _no_tier_fits(facts: Facts) -> str:
     parts = [("not considered", facts["not_considered"]), *((one["tier"], one["rejected"]) for one in facts["tiers"])]
-    return "; ".join(f"{name}: {tally(groups)}" for name, groups in parts if groups)
+    return "; ".join(f"{name}: {group_counts(groups)}" for name, groups in parts if groups)
 
 
 _LARGEST_FREE = "needs {needed_bytes}, the largest free is {largest_free_bytes}"
@@ -212,7 +239,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "concurrency-limit": Phrase("full", in_flight),
     # Why no instance was chosen
     "none-chosen": _none_chosen,
-    "no-instance-can-take": _with_absence(_no_instance),
+    "no-instance-can-take": _with_unavailability(_no_instance),
     "beyond-budget": "it would cost {cost:.3g} on the cheapest of {instances} instances; its budget is {budget:.3g}",
     "budget-not-judged": "its budget cannot be judged, as no instance has a price; set price.perGpuHour or "
     "price.perInstanceHour of the deployment",
@@ -242,12 +269,50 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "unknown-request": 'request "{request_id}" was not waiting, or was decided before',
     "unknown-instance": 'there is no instance "{instance}"',
     "instance-not-allowed": 'instance "{instance}" may not be chosen: {cause}',
+    # Why a try failed
+    "answered-error": "it answered {status}: {body}",
+    "answer-not-json": "its answer is not JSON: {error}",
+    "stream-without-data": "its stream has no data",
+    "not-events": "its stream is not a stream of events: {found}",
+    "stream-unfinished": "its stream ended without the end mark",
+    "stream-stalled": "no event with data within {limit_s:g} s",
+    "answer-stalled": "no more of the answer within {limit_s:g} s",
+    "no-answer-in-time": "no answer within {limit_s:g} s",
+    "no-connection": "{error}",
+    "no-response": "{error}",
+    "connection-reset": "the connection was reset",
+    "does-not-fit": "the prompt and its answer do not fit",
+    "left": "it left",
+    "instance-gone": "it is gone",
+    "replica-removed": "Serve removed the replica",
+    "replica-full": "the replica is full",
+    "reported": "{text}",
+    # Why a step of a pipeline has no result
+    "node-failed": 'node "{node}": {why}',
+    "node-refused": "{text}",
+    "code-raised": "{type}: {message}",
+    "not-idempotent": '{instance} is gone, and "{deployment}" is not marked idempotent',
+    "result-too-large": lambda facts: f"its result has more than {facts['limit_bytes'] >> 20} MiB",
+    "answer-late": "it did not answer in time",
+    "input-not-valid": "the input is not valid",
+    "deadline-exceeded": "its deadline was exceeded",
+    "request-late": "the deadline of the request was exceeded",
+    "step-late": "its share of the request's time was used up",
+    "step-stopped": "stopped: {why}",
+    "another-step-failed": "another step failed",
+    "client-disconnected": "the client has disconnected",
+    "deployment-gone": 'deployment "{deployment}" is gone',
+    "no-model": 'there is no model "{model}"{advice}',
+    "arguments-not-plain": "{error}",
+    "unreadable-result": "{error}",
+    "answer-not-plain": "a part of the answer is not plain data: {error}",
+    "no-such-part": "{error}",
     # Why a request was refused
     "shed": "shed by priority {priority}: saturation is {saturation:.2f}, so {odds:.0%} of such requests are denied",
     "shed-by-priority": "shed by priority {priority}: saturation is {saturation:.2f}, and from 1 on only priority 0 "
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
-    "all-saturated": _with_absence("every instance is saturated"),
+    "all-saturated": _with_unavailability("every instance is saturated"),
     "all-paused": either(
         "instances",
         1,
@@ -255,7 +320,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "all {instances} instances in service take no requests for {left_s:.3g} s, at their own request",
     ),
     "queue-full": lambda facts: f"the queue is full: {shortage(facts)}",
-    "no-instance-queue-full": _with_absence(
+    "no-instance-queue-full": _with_unavailability(
         lambda facts: f"no instance is running, and the queue is full: {shortage(facts)}", "start an instance"
     ),
     "displaced": lambda facts: (
@@ -263,12 +328,12 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         f"of priority {facts['priority']} in a full queue: {shortage(facts)}; send it again later"
     ),
     "waited-too-long": waited("without an instance having room", "send less or add instances"),
-    "none-expected": _with_absence(
+    "none-expected": _with_unavailability(
         either("model", "", f"no instance {_COMES}", f'no instance of "{{model}}" {_COMES}')
     ),
     "no-instance-came": waited("and no instance is running", "start an instance"),
-    "too-many-models": _with_absence('no instance serves "{model}", and requests wait for too many such models'),
-    "deployment-removed": _with_absence(
+    "too-many-models": _with_unavailability('no instance serves "{model}", and requests wait for too many such models'),
+    "deployment-removed": _with_unavailability(
         'deployment "{deployment}" was removed while this request waited; send it to another model'
     ),
     "id-in-flight": 'a request with the id "{request_id}" is in flight; use a unique id for each request',
@@ -317,6 +382,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     **NOT_ALLOWED,
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
+    "in-the-way": _in_the_way,
     "no-tier-fits": _no_tier_fits,
     "no-workers": "there are no workers",
     "largest-free-gpu": either(

@@ -106,7 +106,7 @@ class RequestEvents:
         if not self.is_open:
             return Refusal(Outcome.EVICTED_SHUTTING_DOWN, Reason("not-taking-requests"))
         if request.cost_budget is not None and self._budget is not None:
-            why = self._budget.hopeless(request, self._fleet.serving(request.model_name))
+            why = self._budget.unaffordable(request, self._fleet.serving(request.model_name))
             if why is not None:
                 self._sender.look(Queued(request), now)
                 return Refusal(Outcome.REJECTED_UNSCHEDULABLE, why)

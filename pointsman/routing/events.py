@@ -106,7 +106,7 @@ class Failed(DispatcherEvent, frozen=True):
     """A request that was sent has failed, through no fault of its own."""
 
     request_id: str
-    why: str
+    why: Reason
     retry: bool = True
     """Whether it may be sent again; never after part of the answer has been sent."""
     instance_id: str = ""
@@ -144,14 +144,14 @@ class Paused(DispatcherEvent, frozen=True):
 
     instance_id: str
     until: float
-    why: str
+    why: Reason
 
 
 class Left(DispatcherEvent, frozen=True):
     """An instance is gone. Its requests are sent elsewhere."""
 
     instance_id: str
-    why: str = "it left"
+    why: Reason = Reason("left")
 
 
 class NoneExpected(DispatcherEvent, frozen=True):

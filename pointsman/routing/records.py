@@ -196,8 +196,8 @@ class Record(msgspec.Struct, eq=False, gc=False):
     made: Decided | SchedulingDecision | None = None
     dropped: Reason | None = None
     """Why the policy's own decision about it was not carried out, or why the policy did not decide."""
-    failures: tuple[tuple[str, str], ...] = ()
-    """(instance, error) of each failed try."""
+    failures: tuple[tuple[str, Reason], ...] = ()
+    """(instance, reason) of each failed try."""
     sent_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -279,7 +279,9 @@ class Record(msgspec.Struct, eq=False, gc=False):
             "decision": decision_data(decision),
             "predicted": self.predicted and dict(zip(("ttft_ms", "tpot_ms"), self.predicted, strict=True)),
             "dropped": None if self.dropped is None else self.dropped.as_dict(),
-            "failed_tries": [{"instance": instance, "why": why} for instance, why in self.failures],
+            "failed_tries": [
+                {"instance": instance, "why": str(why), "reason": why.as_dict()} for instance, why in self.failures
+            ],
             "refusal": None if self.refusal is None else self.refusal.as_dict(),
             "unplaced": None if unplaced is None else unplaced.as_dict(),
             "rejected": {str(one): {"filter": name, "reason": why.as_dict()} for one, name, why in rejected},
@@ -414,7 +416,7 @@ class Journal:
         if record is not None:
             record.first_token_at = now
 
-    def failed(self, request: RequestMetadata, instance_id: str, why: str, *, local: str) -> None:
+    def failed(self, request: RequestMetadata, instance_id: str, why: Reason, *, local: str) -> None:
         if not local:
             self.counters.retries[instance_id] += 1
         record = self.records.get(request.request_id)

@@ -136,7 +136,7 @@ class ControlLoop:
                 self._serving.update(command.deployment, command.instance)
             case control.Withdraw():
                 self._instances.withdrawn(command.instance_id)
-                self._serving.withdraw(command.deployment, command.instance_id, str(command.why))
+                self._serving.withdraw(command.deployment, command.instance_id, command.why)
             case control.AwaitDrained():
                 drained = control.Drained(command.instance_id)
                 self._serving.when_idle(command.deployment, command.instance_id, lambda: self.tell(drained))

@@ -16,7 +16,6 @@ from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
 from pointsman.runtimes.interface import Activity, Clock
 from pointsman.runtimes.link import (
-    Absence,
     AwaitIdle,
     BecameIdle,
     EngineMetrics,
@@ -35,8 +34,10 @@ from pointsman.runtimes.link import (
     RestInstance,
     Stirred,
     StoodOut,
-    portable_absence,
+    UnavailabilityNotice,
+    portable,
     portable_instance,
+    portable_unavailability,
 )
 from pointsman.runtimes.linked import LaneNews
 from pointsman.runtimes.serving import Ending, LocalTraffic, RequestCounts
@@ -86,7 +87,7 @@ class LinkedGateway:
         load = self.lanes.get(deployment)
         return NO_LOAD if load is None else load.instances.get(instance_id, NO_LOAD)
 
-    def absence(self) -> Reason:
+    def unavailability(self) -> Reason:
         """Why it is not connected."""
         name = self.name.removeprefix("@")
         if self.unstarted:
@@ -155,7 +156,7 @@ class GatewayGroup:
 
     def problems(self) -> list[str]:
         told = [why for one in self.members.values() for why in one.problems]
-        lost = [str(one.absence()) for one in self.members.values() if one.send is None]
+        lost = [str(one.unavailability()) for one in self.members.values() if one.send is None]
         wrong = [f"{one.name.removeprefix('@')}: {one.problem}" for one in self.members.values() if one.problem]
         return [*dict.fromkeys(told), *lost, *wrong]
 
@@ -198,7 +199,7 @@ class SharedTraffic:
         if known != self._known:
             self._known = known
             self.group.send(KnownInstances(known))
-        self.instances.tell_absences()
+        self.instances.tell_unavailability()
 
     def status(self, deployment: str) -> dict[str, Any] | None:
         own, counts = self._local.status(deployment), self.group.counts(deployment)
@@ -271,7 +272,7 @@ class SharedTraffic:
             case InstanceWanted():
                 if hooks.wanted is not None:
                     hooks.wanted(message.deployment)
-                self.instances.tell_absences()
+                self.instances.tell_unavailability()
             case BecameIdle():
                 self.instances.idle_at(one.name, message.instance_id)
 
@@ -285,7 +286,7 @@ class SharedInstances:
         self._group = group
         self._clock = clock
         self._idle_calls: dict[str, IdleCall] = {}
-        self._absences: dict[str, Absence] = {}
+        self._notices: dict[str, UnavailabilityNotice] = {}
         """Absences as last told."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None:
@@ -301,13 +302,13 @@ class SharedInstances:
         told = portable_instance(instance)
         self.in_service[instance.instance_id] = deployment, told
         self._group.send(InstanceReady(deployment, told))
-        self._clock.call_soon(self.tell_absences)
+        self._clock.call_soon(self.tell_unavailability)
 
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         self.in_service.pop(instance_id, None)
         self._local.instances.withdraw(deployment, instance_id, why)
-        self._group.send(InstanceGone(deployment, instance_id, why))
-        self._clock.call_soon(self.tell_absences)
+        self._group.send(InstanceGone(deployment, instance_id, portable(why)))
+        self._clock.call_soon(self.tell_unavailability)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
         # Including gateways that are not connected: they may have requests on it, and are asked when they connect.
@@ -332,20 +333,22 @@ class SharedInstances:
         for name, waiting in self._idle_calls.items():
             if one.send is not None and one.name in waiting.awaited:
                 one.send(AwaitIdle(waiting.deployment, name))
-        for absence in self._absences.values():
+        for notice in self._notices.values():
             if one.send is not None:
-                one.send(absence)
+                one.send(notice)
 
-    def tell_absences(self) -> None:
+    def tell_unavailability(self) -> None:
         """Tell gateways why no instance takes requests, where that has changed."""
         why = self._local.hooks.unavailability
         if not self._group.members or why is None:
             return
         for name, lane in self._local.lanes.lanes.items():
             absent = None if takes_requests(lane.dispatcher) else why(name, lane.start_up_s)
-            told = Absence(name, lane.start_up_s, None if absent is None else portable_absence(absent))
-            if self._absences.get(name, Absence(name, lane.start_up_s, None)) != told:
-                self._absences[name] = told
+            told = UnavailabilityNotice(
+                name, lane.start_up_s, None if absent is None else portable_unavailability(absent)
+            )
+            if self._notices.get(name, UnavailabilityNotice(name, lane.start_up_s, None)) != told:
+                self._notices[name] = told
                 self._group.send(told)
 
 

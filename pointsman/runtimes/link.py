@@ -59,7 +59,7 @@ class InstanceGone(LinkMessage, frozen=True):
 
     deployment: str
     instance_id: str
-    why: str
+    why: Reason
 
 
 class KnownInstances(LinkMessage, frozen=True):
@@ -92,7 +92,7 @@ class RestInstance(LinkMessage, frozen=True):
     """Seconds until it is measured again; None: it is not measured."""
 
 
-class Absence(LinkMessage, frozen=True):
+class UnavailabilityNotice(LinkMessage, frozen=True):
     """Why no instance of a deployment takes requests; None: one does."""
 
     deployment: str
@@ -147,8 +147,8 @@ class StopServing(LinkMessage, frozen=True):
 
 
 PlaneMessage: TypeAlias = (
-    UseDocuments | InstanceReady | InstanceGone | KnownInstances | AwaitIdle | EngineMetrics | RestInstance | Absence
-    | PeerNews | PeerEnded | Grants | Readiness | Inquiry | StopServing
+    UseDocuments | InstanceReady | InstanceGone | KnownInstances | AwaitIdle | EngineMetrics | RestInstance
+    | UnavailabilityNotice | PeerNews | PeerEnded | Grants | Readiness | Inquiry | StopServing
 )  # fmt: skip
 
 # Of a gateway
@@ -227,7 +227,7 @@ class Listens(LinkMessage, frozen=True):
 
 class RequestsFailing(LinkMessage, frozen=True):
     instance_id: str
-    why: str
+    why: Reason
 
 
 class StoodOut(LinkMessage, frozen=True):
@@ -337,5 +337,5 @@ def portable_instance(instance: ExecutionInstance) -> ExecutionInstance:
     return msgspec.structs.replace(instance, closed=portable(instance.closed))
 
 
-def portable_absence(why: Unavailable) -> Unavailable:
+def portable_unavailability(why: Unavailable) -> Unavailable:
     return msgspec.structs.replace(why, why=portable(why.why))

@@ -18,7 +18,6 @@ from pointsman.routing.peers import News, Peers
 from pointsman.routing.records import Record
 from pointsman.runtimes.interface import Clock
 from pointsman.runtimes.link import (
-    Absence,
     AwaitIdle,
     BecameIdle,
     EngineMetrics,
@@ -36,6 +35,8 @@ from pointsman.runtimes.link import (
     RestInstance,
     Stirred,
     StoodOut,
+    UnavailabilityNotice,
+    portable,
 )
 from pointsman.runtimes.serving import Ending, TrafficLoad
 from pointsman.runtimes.traffic import Lane, Traffic, refuse_stranded
@@ -95,17 +96,17 @@ class LinkedTraffic:
         self._load = TrafficLoad(traffic)
         self._clock = clock
         self._tell = tell
-        self._absences: dict[str, Unavailable] = {}
+        self._notices: dict[str, Unavailable] = {}
         self._unconfirmed: dict[str, str] = {}
         """Instances of an earlier plane that this one has not mentioned yet, and their deployments."""
         self._told: dict[str, LaneLoad] = {}
         self._endings: dict[str, list[Ending]] = {}
         hooks = traffic.hooks
-        hooks.failing = lambda name, why: tell(RequestsFailing(name, why))
+        hooks.failing = lambda name, why: tell(RequestsFailing(name, portable(why)))
         hooks.standing_out = lambda found: tell(StoodOut(found))
         hooks.stirred = lambda name: tell(Stirred(name))
         hooks.wanted = lambda name: tell(InstanceWanted(name))
-        hooks.unavailability = lambda name, _: self._absences.get(name, NOT_HEARD)
+        hooks.unavailability = lambda name, _: self._notices.get(name, NOT_HEARD)
 
     def connected(self) -> None:
         """A plane has connected, perhaps a new one."""
@@ -142,7 +143,7 @@ class LinkedTraffic:
                 self._withdraw(message.deployment, message.instance_id, message.why)
             case KnownInstances():
                 for name in [one for one in self._unconfirmed if one not in message.instance_ids]:
-                    self._withdraw(self._unconfirmed.pop(name), name, "it is gone")
+                    self._withdraw(self._unconfirmed.pop(name), name, Reason("instance-gone"))
             case AwaitIdle():
                 self._await_idle(message)
             case EngineMetrics():
@@ -151,7 +152,7 @@ class LinkedTraffic:
                     self.traffic.measured(message.deployment, message.instance_id, message.metrics, source)
             case RestInstance():
                 self._rest(message)
-            case Absence():
+            case UnavailabilityNotice():
                 self._absent(message)
             case PeerNews():
                 self.peers.heard(message.peer, message.news)
@@ -172,7 +173,7 @@ class LinkedTraffic:
     def _knows(self, deployment: str) -> bool:
         return any(lane.name == deployment for lane in self.traffic.all_lanes())
 
-    def _withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def _withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         if self._knows(deployment):
             self.traffic.withdraw(deployment, instance_id, why)
 
@@ -190,12 +191,12 @@ class LinkedTraffic:
         if active is not None and active.in_flight:
             self._tell(Stirred(message.instance_id))  # it was sent a request meanwhile
 
-    def _absent(self, message: Absence) -> None:
+    def _absent(self, message: UnavailabilityNotice) -> None:
         lane = self.traffic.lanes.get(message.deployment)
         if message.why is None:
-            self._absences.pop(message.deployment, None)
+            self._notices.pop(message.deployment, None)
         else:
-            self._absences[message.deployment] = message.why
+            self._notices[message.deployment] = message.why
         if lane is not None:
             lane.start_up_s = message.start_up_s
             refuse_stranded(lane)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from pointsman.config.plan import DeploymentPlan
 from pointsman.control.events import ControllerEvent
 from pointsman.errors import UnknownName
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS
 from pointsman.routing.events import Rested
 from pointsman.routing.records import Record
@@ -25,7 +26,7 @@ class ServiceTable(Protocol):
 
     def update(self, deployment: str, instance: ExecutionInstance) -> None: ...
 
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None: ...
+    def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None: ...
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
         """Call once, as soon as no request is in flight on an instance; never within this call."""

@@ -65,7 +65,7 @@ class TrafficHooks:
     """What lanes report, if anything listens."""
 
     def __init__(self) -> None:
-        self.failing: Callable[[str, str], None] | None = None
+        self.failing: Callable[[str, Reason], None] | None = None
         """(instance, why): requests fail in a row on an instance."""
         self.standing_out: Callable[[Outlier], None] | None = None
         """(outlier): an instance has more errors than its peers."""
@@ -182,7 +182,7 @@ class Lane:
         if self._idle_calls:
             self.look_for_idle()
 
-    def failed(self, instance_id: str, why: str, kind: str = FAILED) -> None:
+    def failed(self, instance_id: str, why: Reason, kind: str = FAILED) -> None:
         """A try has failed, or was answered with an error that is not passed on."""
         if kind in (FAILED, "5xx"):
             streak = self.outliers.streaks[instance_id]
@@ -198,7 +198,7 @@ class Lane:
         if self._idle_calls:
             self.look_for_idle()
 
-    def pause(self, instance_id: str, asked_s: float | None, why: str) -> None:
+    def pause(self, instance_id: str, asked_s: float | None, why: Reason) -> None:
         """Send an instance no requests for as long as it asks; None: it does not say how long."""
         fleet, now = self.dispatcher.fleet, self._now()
         if instance_id in fleet:
@@ -237,8 +237,8 @@ def refuse_stranded(lane: Lane) -> None:
     dispatcher = lane.dispatcher
     if lane.closed or len(dispatcher) == dispatcher.running or takes_requests(dispatcher):
         return
-    absence = unavailability(lane)
-    if absence is not None and absence.hopeless:
+    unavailable = unavailability(lane)
+    if unavailable is not None and unavailable.none_expected:
         lane.tell(NoneExpected())
 
 
@@ -428,7 +428,7 @@ class Traffic:
                     lane.outliers.joined()
             lane.tell(Changed(instance))
 
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Left(instance_id, why))

@@ -207,13 +207,13 @@ class ScaledDeployment:
         if self._gave_way:
             cap = Cap(0, Reason("gave-way"), replaces=True)
         elif replicas.trouble is not None and not replicas.ready:
-            cap = Cap(max(self.target, 1), Reason("held-by-trouble", {"trouble": str(replicas.trouble)}))
+            cap = Cap(max(self.target, 1), Reason("held-by-trouble", {"trouble": replicas.trouble}))
         return self.keep(self.guard.decide(view, answer, cap))
 
     def report_trouble(self, now: float) -> ScalingRecord | None:
         """A record if instances fail to run, or run again; None if that was reported before."""
         replicas = self.observed.replicas
-        if not self._reported_trouble.is_news("" if replicas.trouble is None else str(replicas.trouble), now):
+        if not self._reported_trouble.is_due("" if replicas.trouble is None else str(replicas.trouble), now):
             return None
         if replicas.trouble is None:
             return self.note(Reason("all-run-again"), now) if replicas.ready else None

@@ -265,10 +265,10 @@ class Guard:
         state.set_target(after, now)
         reported = state.problem.text
         problem = ("", "") if self.problem is None else (str(self.problem), self.problem.code)
-        is_news = state.problem.is_news(problem[0], now, problem[1])
-        recovered = is_news and self.problem is None
-        is_news |= state.refused.is_news(wish.refused, now)
-        if after == before and not is_news and ended is None:
+        is_due = state.problem.is_due(problem[0], now, problem[1])
+        recovered = is_due and self.problem is None
+        is_due |= state.refused.is_due(wish.refused, now)
+        if after == before and not is_due and ended is None:
             return None
         if ended is not None:
             reasons.append(ended)

@@ -87,7 +87,7 @@ class ReportThrottle(msgspec.Struct):
     reported: dict[str, float] = {}
     """When a problem of each kind was last reported."""
 
-    def is_news(self, text: str, now: float, kind: str = "") -> bool:
+    def is_due(self, text: str, now: float, kind: str = "") -> bool:
         """Whether to report this; if so, it counts as reported. A problem of another kind is always news."""
         if text == self.text:
             return False

@@ -78,14 +78,32 @@ def classes_with_many_methods() -> list[str]:
     )
 
 
-def short_modules_with_one_importer() -> list[str]:
-    """Modules of at most `SHORT_LINES` lines that a single module imports."""
+LISTS = {
+    "pointsman.cli.main",
+    "pointsman.engines",
+    "pointsman.placement.fit",
+    "pointsman.routing.filters",
+    "pointsman.routing.handlers",
+    "pointsman.routing.producers",
+    "pointsman.routing.scorers",
+    "pointsman.scaling",
+}
+"""Modules that list plugins or commands. Each of these has a file of its own, because people look for it by name."""
+
+
+def short_modules_with_one_importer() -> dict[str, str]:
+    """Modules of at most `SHORT_LINES` lines that a single module imports, and that one."""
     by = importers()
-    return sorted(
-        module
+    return {
+        module: next(iter(by[module] - {module}))
         for module, count in lines().items()
         if count <= SHORT_LINES and len(by[module] - {module}) == 1 and not _is_package(module)
-    )
+    }
+
+
+def fragments() -> list[str]:
+    """Short modules with one importer that are neither a plugin nor a command: they belong to their importer."""
+    return sorted(module for module, importer in short_modules_with_one_importer().items() if importer not in LISTS)
 
 
 def long_modules() -> list[str]:
@@ -119,6 +137,7 @@ def main() -> None:
     print("median", median(sizes))
     print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in sizes))
     print("... with one importer", len(short_modules_with_one_importer()))
+    print("... that are neither a plugin nor a command", len(fragments()))
     print("class names defined twice", len(repeated_class_names()))
     print(f"classes with more than {MANY_METHODS} methods", len(classes_with_many_methods()))
     print(f"modules of more than {LONG_LINES} lines", long_modules())

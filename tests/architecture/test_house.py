@@ -9,19 +9,23 @@ def test_every_class_name_exists_once() -> None:
     assert house.repeated_class_names() == []
 
 
-LINES_PER_FILE = 163
+LINES_PER_FILE = 190
 """The mean, at least: a new idea may have a file, a fragment of one may not. Raise it when it grows; never lower it."""
+SLACK = 5
+"""Lines by which the mean may be higher before the limit must follow."""
 
 
 def test_files_are_ideas_not_fragments() -> None:
     sizes = house.lines().values()
-    assert sum(sizes) / len(sizes) >= LINES_PER_FILE
+    mean = sum(sizes) / len(sizes)
+    assert mean >= LINES_PER_FILE
+    assert mean < LINES_PER_FILE + SLACK, f"set LINES_PER_FILE to {int(mean)}"
 
 
 LIMITS = {
     "modules over 500 lines": 0,
     "classes with more than 12 methods": 11,
-    "short modules with one importer": 23,
+    "fragments: short modules with one importer": 0,
 }
 """Lower a limit when the figure falls; never raise one."""
 
@@ -30,7 +34,7 @@ def figures() -> dict[str, list[str]]:
     return {
         "modules over 500 lines": house.long_modules(),
         "classes with more than 12 methods": house.classes_with_many_methods(),
-        "short modules with one importer": house.short_modules_with_one_importer(),
+        "fragments: short modules with one importer": house.fragments(),
     }
 
 

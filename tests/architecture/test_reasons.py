@@ -19,7 +19,7 @@ TEXTS = {"why", "reason", "text", "message", "words", "short_reason", "problem"}
 """Attributes, JSON fields and variables that hold the text of a reason."""
 LOCAL = TEXTS - {"text", "message", "words"}
 """Those that are also variables; the others name all kinds of text there."""
-RENDERING = {"sentence", "kind", "detail", "tally", "in_words"}
+RENDERING = {"sentence", "kind", "detail", "group_counts", "in_words"}
 """Functions that render a reason."""
 READING = {
     "startswith", "endswith", "partition", "rpartition", "split", "rsplit", "splitlines", "removeprefix",
@@ -30,6 +30,26 @@ SEARCHING = {"match", "fullmatch", "search", "findall", "finditer", "sub", "spli
 """The same of regular expressions."""
 NO_REASONS = {"cli/logs.py"}
 """Its text is a log."""
+
+
+REASONS = {"why", "reason", "refusal", "failure", "unplaced", "cause", "because", "absence", "dropped"}
+"""Names of values that are reasons: `str()` of one is its text."""
+RENDERED_AT_THE_EDGE = {"text"}
+"""Facts that are texts by definition: of plugins, and of reasons that go to another process."""
+
+
+def is_rendered(node: ast.AST) -> bool:
+    """Whether an expression renders a reason."""
+    match node:
+        case ast.Call(func=ast.Name(id="str"), args=[ast.Name(id=name) | ast.Attribute(attr=name)]):
+            return name in REASONS
+        case ast.Call(func=ast.Name(id=name)):
+            return name in RENDERING
+        case ast.JoinedStr(values=[ast.FormattedValue(value=ast.Name(id=name) | ast.Attribute(attr=name))]):
+            return name in REASONS
+        case ast.Tuple(elts=elements):
+            return any(map(is_rendered, elements))
+    return False
 
 
 def is_text(node: ast.AST) -> bool:
@@ -46,6 +66,13 @@ def is_text(node: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name in RENDERING
     return False
+
+
+MAKERS = {"Reason", "having"}
+
+
+def called(func: ast.AST) -> str:
+    return func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else ""
 
 
 def readings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -65,6 +92,23 @@ def readings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
             ):
                 yield node.lineno, ast.unparse(node)
             case ast.Subscript(value=read, slice=ast.Slice()) if is_text(read):
+                yield node.lineno, ast.unparse(node)
+            case ast.Subscript(slice=key) if is_rendered(key):
+                yield node.lineno, ast.unparse(node)
+            case ast.Call(func=ast.Attribute(attr="get" | "setdefault" | "pop" | "add"), args=[key, *_]) if is_rendered(
+                key
+            ):
+                yield node.lineno, ast.unparse(node)
+            case ast.Compare(left=key, ops=[ast.In() | ast.NotIn() | ast.Eq() | ast.NotEq()]) if is_rendered(key):
+                yield node.lineno, ast.unparse(node)
+            case ast.Dict(keys=keys) | ast.DictComp(key=ast.AST() as keys) if any(
+                one is not None and is_rendered(one) for one in (keys if isinstance(keys, list) else [keys])
+            ):
+                yield node.lineno, ast.unparse(node)
+            case ast.Call(func=func, args=[_, ast.Dict(keys=names, values=facts)]) if called(func) in MAKERS and any(
+                is_rendered(fact) and not (isinstance(name, ast.Constant) and name.value in RENDERED_AT_THE_EDGE)
+                for name, fact in zip(names, facts, strict=True)
+            ):
                 yield node.lineno, ast.unparse(node)
 
 
@@ -93,6 +137,12 @@ def test_no_function_reads_the_text_of_a_reason() -> None:
         're.sub("Z$", "", record.why)',
         "sentence(code, facts)[:20]",
         'instance.reason == "no place"',
+        "groups.setdefault((one.deployment, str(one.reason)), [])",
+        "counts[str(record.why)] += 1",
+        "{str(one.reason): one for one in instances}",
+        "str(reason) in shown",
+        "str(one.why) == str(other.why)",
+        'Reason("given-up", {"instances": names, "why": str(refusal)})',
     ],
 )
 def test_what_reads_a_text_is_found(code: str) -> None:

@@ -137,6 +137,8 @@ def instance(name: str, phase: str = "ready", **facts: Any) -> dict[str, Any]:
         "since_s": 75.0, "in_flight": 1, "max_concurrency": 4, "waiting": 0.0, "running": 1.0, "kv_cache_usage": 0.25,
         "metrics_age_s": 0.4,
     }  # fmt: skip
+    if facts.get("reason") and "cause" not in facts:
+        told["cause"] = Reason("exited", {"why": facts["reason"]}).as_dict()
     return told | facts
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from pointsman.config import load_picker
 from pointsman.errors import ConfigError, UnknownName
+from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, Metrics
 from pointsman.routing.events import (
@@ -91,7 +92,7 @@ def test_requests_wait_while_the_pool_is_saturated() -> None:
     assert sent(desk.arrive("a", "b", "c", "d")).keys() == {"a", "b"}
     assert desk.waiting() == ["c", "d"]
     assert list(sent(desk.tell(Ended("a"), 1.0))) == ["c"]
-    assert list(sent(desk.tell(Failed("c", "reset", retry=False), 2.0))) == ["d"]
+    assert list(sent(desk.tell(Failed("c", Reason("reset"), retry=False), 2.0))) == ["d"]
     record = desk.dispatcher.explain("d", 2.0)
     assert record is not None
     assert record.state == "running"
@@ -224,7 +225,7 @@ def test_evicted_requests_are_not_retried() -> None:
     desk = Desk(GATE + EVICTION, "i")
     desk.arrive("low", priority=-1)
     desk.arrive("high", priority=5)
-    commands = desk.tell(Left("i", "it crashed"), 1.0)
+    commands = desk.tell(Left("i", Reason("it crashed")), 1.0)
     assert (sent(commands), refused(commands)) == ({}, {}), "the refusal went out with the stop"
     assert desk.waiting() == ["high"]
 
@@ -263,10 +264,12 @@ def test_without_the_gate_negative_priorities_are_shed_while_the_pool_is_saturat
 def test_without_the_gate_a_failed_try_goes_elsewhere_or_is_refused() -> None:
     desk = Desk(ONE_EACH, instance("i", max_concurrency=1), instance("j", max_concurrency=1))
     [(_, first)] = sent(desk.arrive("a")).items()
-    [(_, second)] = sent(desk.tell(Failed("a", "reset"))).items()
+    [(_, second)] = sent(desk.tell(Failed("a", Reason("reset")))).items()
     assert first != second
     assert sent(desk.arrive("b")) == {"b": first}
-    assert refused(desk.tell(Failed("b", "reset"))) == {"b": (Outcome.REJECTED_CAPACITY, 429)}, "the other is taken"
+    assert refused(desk.tell(Failed("b", Reason("reset")))) == {"b": (Outcome.REJECTED_CAPACITY, 429)}, (
+        "the other is taken"
+    )
     assert len(desk.dispatcher) == 1
 
 
@@ -337,7 +340,7 @@ def test_requests_of_a_lost_prefill_instance_are_retried() -> None:
     desk.arrive("a")
     desk.arrive("b")
     desk.tell(FirstToken("b"))
-    commands = desk.tell(Left("p", "it crashed"), 1.0)
+    commands = desk.tell(Left("p", Reason("it crashed")), 1.0)
     assert sent(commands) == {"a": "d"}
     assert in_flight(desk)["d"][0] == 2
 

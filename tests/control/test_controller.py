@@ -18,6 +18,7 @@ from pointsman.control.events import (
     Silent,
 )
 from pointsman.control.instances import Phase
+from pointsman.reasons import Reason
 from tests.control.worlds import HOST, PORT, World, adopted, deployment, launched, said, wish, with_lifecycle
 
 Story = list[tuple[float, ControllerEvent, list[str]]]
@@ -45,7 +46,10 @@ HUNG: Story = [
     (6, TICK, ["Probe m-1, health"]),
     (7, Silent("m-1", "no answer in 5 s"), ["Withdraw m-1", "Terminate m-1"]),
 ]
-DOUBTED: Story = [*READY, (2, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"])]
+DOUBTED: Story = [
+    *READY,
+    (2, RequestsFail("m-1", Reason("status 500")), ["Update m-1, closed", "Probe m-1, readiness"]),
+]
 
 STORIES: dict[str, Story] = {
     "it is in service after real work, not when it only says that it is healthy": [
@@ -182,7 +186,7 @@ STORIES: dict[str, Story] = {
     ],
     "one that fails requests gets no new ones until it does real work": [
         *DOUBTED,
-        (2, RequestsFail("m-1", "status 500"), []),
+        (2, RequestsFail("m-1", Reason("status 500")), []),
         (2.5, ANSWERS, []),
         (3, WORKS, ["Update m-1"]),
         (5, TICK, ["Probe m-1, health"]),
@@ -205,17 +209,17 @@ STORIES: dict[str, Story] = {
     "one that fails requests again as soon as a probe has spoken for it is restarted": [
         *DOUBTED,
         (3, WORKS, ["Update m-1"]),
-        (4.9, RequestsFail("m-1", "status 500"), ["Withdraw m-1", "Terminate m-1"]),
+        (4.9, RequestsFail("m-1", Reason("status 500")), ["Withdraw m-1", "Terminate m-1"]),
         (5, CRASH, []),
         (6, TICK, ["Launch m-1"]),
         (6, launched("m-1"), ["Probe m-1, readiness"]),
         (7, WORKS, ["Admit m-1"]),
-        (7, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"]),
+        (7, RequestsFail("m-1", Reason("status 500")), ["Update m-1, closed", "Probe m-1, readiness"]),
     ],
     "one that fails requests again much later gets another chance": [
         *DOUBTED,
         (3, WORKS, ["Update m-1"]),
-        (5, RequestsFail("m-1", "status 500"), ["Update m-1, closed", "Probe m-1, readiness"]),
+        (5, RequestsFail("m-1", Reason("status 500")), ["Update m-1, closed", "Probe m-1, readiness"]),
     ],
     "one that fails requests and crashes is restarted": [*DOUBTED, (3, CRASH, ["Withdraw m-1"])],
     "one that fails requests and is not wanted is drained": [*DOUBTED, (3, NO_MORE, ["AwaitDrained m-1"])],
@@ -234,7 +238,7 @@ STORIES: dict[str, Story] = {
         (4, NO_MORE, ["Update m-1, closed", "AwaitDrained m-1"]),
         (5, REFUSED, []),
         (5, WORKS, []),
-        (5, RequestsFail("m-1", "status 500"), []),
+        (5, RequestsFail("m-1", Reason("status 500")), []),
         (9, TICK, []),
     ],
     "one that starts and is not wanted is ended": [*LAUNCHED, (1, NO_MORE, ["Terminate m-1"]), (2, WORKS, [])],
@@ -317,7 +321,7 @@ STORIES: dict[str, Story] = {
         (2, CRASH, []),
         (2, launched("m-1"), []),
         (2, WORKS, []),
-        (2, RequestsFail("m-1", "reset"), []),
+        (2, RequestsFail("m-1", Reason("reset")), []),
     ],
     "an operator's drain starts another first": [
         *READY,

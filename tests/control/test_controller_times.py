@@ -70,7 +70,7 @@ def test_a_ready_instance_has_the_configured_probe_timeout() -> None:
     world.behave(99.0)
     [probe] = [c for c in world.tell(TICK, 200.0) if isinstance(c, Probe)]
     assert (probe.readiness, probe.timeout_s) == (False, 5.0)
-    [probe] = [c for c in world.tell(RequestsFail("m-1", "reset"), 201.0) if isinstance(c, Probe)]
+    [probe] = [c for c in world.tell(RequestsFail("m-1", Reason("reset")), 201.0) if isinstance(c, Probe)]
     assert (probe.readiness, probe.timeout_s) == (True, 5.0)
 
 
@@ -169,7 +169,7 @@ def test_a_doubted_or_outdated_instance_does_not_come_back() -> None:
     world = World()
     world.apply(deployment(replicas=2))
     world.behave()
-    world.tell(RequestsFail("m-2", "status 500"))
+    world.tell(RequestsFail("m-2", Reason("status 500")))
     world.apply(ONE)
     assert world.phases()["m-2"] == "draining"
     assert world.apply(deployment(replicas=2)) == ["Launch m-3"], "requests failed on it"

@@ -17,6 +17,7 @@ from pointsman.control.events import (
     RequestsFail,
     Silent,
 )
+from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance
 from tests.control.worlds import World, adopted, deployment, launched, said, server, servers, wish
 
@@ -64,20 +65,20 @@ STORIES: dict[str, Story] = {
     ],
     "it is kept if it does real work although requests failed": [
         *READY,
-        (2, RequestsFail("gpu", "reset"), ["Update gpu, closed", "Probe gpu, readiness"]),
+        (2, RequestsFail("gpu", Reason("reset")), ["Update gpu, closed", "Probe gpu, readiness"]),
         (3, WORKS, ["Update gpu"]),
     ],
     "it is withdrawn if requests fail and it does no real work": [
         *READY,
-        (2, RequestsFail("gpu", "reset"), ["Update gpu, closed", "Probe gpu, readiness"]),
+        (2, RequestsFail("gpu", Reason("reset")), ["Update gpu, closed", "Probe gpu, readiness"]),
         (3, REFUSED, ["Withdraw gpu"]),
         (4, TICK, ["Probe gpu, readiness"]),
     ],
     "it is withdrawn if requests fail again as soon as a probe has spoken for it": [
         *READY,
-        (2, RequestsFail("gpu", "reset"), ["Update gpu, closed", "Probe gpu, readiness"]),
+        (2, RequestsFail("gpu", Reason("reset")), ["Update gpu, closed", "Probe gpu, readiness"]),
         (3, WORKS, ["Update gpu"]),
-        (4, RequestsFail("gpu", "reset"), ["Withdraw gpu"]),
+        (4, RequestsFail("gpu", Reason("reset")), ["Withdraw gpu"]),
         (5, TICK, ["Probe gpu, readiness"]),
     ],
     "it is drained and forgotten when it is not listed any more": [

@@ -333,7 +333,7 @@ def test_the_start_up_time_is_measured_from_the_launch() -> None:
     for name in ("m-1", "m-2"):
         controller.handle(Answered(name, readiness=True), 4.0)
     assert {one.id: one.start_up_s for one in controller.instances()} == {"m-1": None, "m-2": 4.0}
-    controller.handle(RequestsFail("m-2", "status 500"), 10.0)
+    controller.handle(RequestsFail("m-2", Reason("status 500")), 10.0)
     controller.handle(Answered("m-2", readiness=True), 11.0)
     assert controller.instances()[1].start_up_s == 4.0, "it was doubted, and not started again"
     controller.handle(Exited("m-2", "exit code 1"), 12.0)

@@ -46,7 +46,9 @@ def test_the_fewest_victims_are_chosen_in_their_order(
 
 def test_hints_say_what_would_help() -> None:
     there = fleet(worker("w", 24, 24), small1=("w", 0, 6), large1=("w", 1, 10))
-    hints = "; ".join(what_would_help(ask(20), there, [DesiredDeployment(name="small", model="m", ask=ask(6))]))
+    hints = "; ".join(
+        map(str, what_would_help(ask(20), there, [DesiredDeployment(name="small", model="m", ask=ask(6))]))
+    )
     assert hints.endswith("there would be room if these moved: small1 from w: gpu0 (6.0 GiB) to w: gpu1 (6.0 GiB)")
     assert "largest free" not in hints, "the refusal has that"
     assert len(hints) < 400
@@ -58,6 +60,8 @@ def test_hints_say_which_instances_could_move() -> None:
     before = apart.snapshot()
     movable = DesiredDeployment(name="small", model="m", ask=ask(6))
     hints = what_would_help(ask(20), apart, [movable, DesiredDeployment(name="elsewhere", model="m")])
-    assert hints[-1].startswith("there would be room if these moved: small")
-    assert not any("there would be room" in hint for hint in what_would_help(ask(20), apart, [])), "needs are unknown"
+    assert str(hints[-1]).startswith("there would be room if these moved: small")
+    assert not any(hint.code == "room-after-moving" for hint in what_would_help(ask(20), apart, [])), (
+        "needs are unknown"
+    )
     assert apart.snapshot() == before

@@ -15,6 +15,7 @@ from pointsman.control.events import (
     Launch,
     RequestsFail,
 )
+from pointsman.reasons import Reason
 from tests.control.worlds import World, deployment, launched, said, wish
 
 
@@ -197,7 +198,7 @@ def test_only_a_removed_deployment_is_drained() -> None:
     assert world.phases() == {"x-1": "ready"}
 
 
-@pytest.mark.parametrize("trouble", [RequestsFail("m-2", "status 500"), DrainAsked("m-2")])
+@pytest.mark.parametrize("trouble", [RequestsFail("m-2", Reason("status 500")), DrainAsked("m-2")])
 def test_the_least_useful_instances_are_stopped_first(trouble: ControllerEvent) -> None:
     world = running(deployment(replicas=3))
     world.apply(deployment(replicas=3, version=1))

@@ -102,18 +102,18 @@ HOPELESS = {
 
 @pytest.mark.parametrize("instances", WORTH_WAITING.values(), ids=WORTH_WAITING.keys())
 def test_worth_waiting(instances: list[InstanceStatus]) -> None:
-    assert not unavailability("m", instances, 30.0, 100.0).hopeless
+    assert not unavailability("m", instances, 30.0, 100.0).none_expected
 
 
 @pytest.mark.parametrize("instances", HOPELESS.values(), ids=HOPELESS.keys())
 def test_of_no_use_to_wait(instances: list[InstanceStatus]) -> None:
     found = unavailability("m", instances, 30.0, 100.0)
-    assert found.hopeless
+    assert found.none_expected
     assert str(found.why)
 
 
 @pytest.mark.parametrize(
-    ("instances", "prospects", "hopeless"),
+    ("instances", "prospects", "none_expected"),
     [
         ([], Prospects(may_start=True), False),
         ([UNPLACED], ROOM, False),
@@ -127,9 +127,9 @@ def test_of_no_use_to_wait(instances: list[InstanceStatus]) -> None:
     ],
 )
 def test_scaling_may_be_worth_waiting_for(
-    instances: list[InstanceStatus], prospects: Prospects, hopeless: bool
+    instances: list[InstanceStatus], prospects: Prospects, none_expected: bool
 ) -> None:
-    assert unavailability("m", instances, 30.0, 100.0, prospects).hopeless is hopeless
+    assert unavailability("m", instances, 30.0, 100.0, prospects).none_expected is none_expected
 
 
 def test_clients_are_told_when_an_external_server_is_asked_again() -> None:

@@ -60,7 +60,7 @@ class FakePlane:
 
     def plan(self, manifest: ManifestText) -> Changes:
         self._do("plan", manifest)
-        return Changes((Change("start", "chat-1", "2 replicas are wanted"),))
+        return Changes((Change("start", "chat-1", Reason("2 replicas are wanted")),))
 
     async def apply(
         self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE, note: str = ""
@@ -80,7 +80,7 @@ class FakePlane:
         self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE
     ) -> Changes:
         self._do("deploy", document, confirmation)
-        return Changes((Change("open", "app", "new"),))
+        return Changes((Change("open", "app", Reason("new")),))
 
     async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
         self._do("rollback", name, confirmation)
@@ -98,7 +98,7 @@ class FakePlane:
 
     async def delete(self, name: str, asker: Asker = THE_PLANE) -> Changes:
         self._do("delete", name)
-        return Changes((Change("close", name, "gone"),))
+        return Changes((Change("close", name, Reason("gone")),))
 
     def application(self, name: str) -> str:
         self._do("application", name)
@@ -380,7 +380,9 @@ def test_the_local_socket_is_exempt_from_the_connection_limit(make_bed: MakeBed,
 def test_plan_and_apply(admin_bed: AdminBed) -> None:
     manifest = {"text": "deployments: []", "folder": "/somewhere", "file": "x.yaml"}
     planned = admin_bed.fetch(call("POST", "plan", manifest)).json()
-    assert planned["changes"] == [{"what": "start", "subject": "chat-1", "why": "2 replicas are wanted"}]
+    [change] = planned["changes"]
+    reason = {"code": "2 replicas are wanted", "facts": {}, "text": "2 replicas are wanted"}
+    assert change == {"what": "start", "subject": "chat-1", "why": reason["text"], "reason": reason}
     assert "chat-1" in planned["text"]
     assert admin_bed.fetch(call("POST", "apply", manifest)).json()["changes"] == []
     expected = ManifestText("deployments: []", "/somewhere", "x.yaml")
@@ -530,7 +532,9 @@ def test_the_record_of_a_request(admin_bed: AdminBed) -> None:
     bed.fetch(chat("x-request-id: a/b c", "x-pointsman-priority: high"))
     body = admin_bed.fetch(call("GET", "requests/a%2Fb%20c")).json()
     assert (body["request_id"], body["state"], body["tries"], body["priority"]) == ("a/b c", "served", 2, 1)
-    assert body["failed_tries"] == [{"instance": "chat-0", "why": 'it answered 500: {"error": "oops"}'}]
+    facts, text = {"status": 500, "body": '{"error": "oops"}'}, 'it answered 500: {"error": "oops"}'
+    reason = {"code": "answered-error", "facts": facts, "text": text}
+    assert body["failed_tries"] == [{"instance": "chat-0", "why": text, "reason": reason}]
     assert body["decision"]["target_instance_id"] == "chat-0"
     assert body["trace"]
     assert body["output_tokens"] == 2

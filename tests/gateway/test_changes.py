@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason
 from tests.gateway.backends import DONE, LAST_CHUNK, OK, STREAM, BackendConnection, Gate, chunk, event, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed, plan_of
 from tests.gateway.wire import Message, chat, wait_for
@@ -133,7 +134,7 @@ def test_instances_join_and_leave_under_load(bed: Bed) -> None:
             bed.thread.call(lambda name=name: bed.gateway.traffic.update("chat", closed(bed, name)))  # type: ignore[misc]
             bed.thread.call(lambda name=name, idle=idle: bed.gateway.traffic.when_idle("chat", name, idle.set))  # type: ignore[misc]
             assert idle.wait(20)
-            bed.thread.call(lambda name=name: bed.gateway.traffic.withdraw("chat", name, "stopped"))  # type: ignore[misc]
+            bed.thread.call(lambda name=name: bed.gateway.traffic.withdraw("chat", name, Reason("stopped")))  # type: ignore[misc]
 
 
 def closed(bed: Bed, name: str) -> Any:
@@ -159,7 +160,7 @@ def test_a_deployment_is_removed_under_load(make_bed: MakeBed) -> None:
         gate.open()
         assert [client.read_response().status for client in clients] == [200] * 5
         assert idle.wait(20)
-        bed.thread.call(lambda: bed.gateway.traffic.withdraw("second", "second-0", "stopped"))
+        bed.thread.call(lambda: bed.gateway.traffic.withdraw("second", "second-0", Reason("stopped")))
     assert len(backend.received) == 5
     assert [lane.plan.name for lane in bed.gateway.traffic.all_lanes()] == ["chat"]
 

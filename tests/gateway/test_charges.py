@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pointsman.gateway.tenants import Tenant
+from pointsman.reasons import Reason
 from tests.gateway.backends import (
     DONE,
     OK,
@@ -119,7 +120,7 @@ def reads(client: Client, _: Bed) -> None:
 
 
 def loses_its_instance(client: Client, bed: Bed) -> None:
-    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "crashed"))
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", Reason("crashed")))
     client.until(b"stream_interrupted")
 
 

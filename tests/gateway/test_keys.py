@@ -11,6 +11,7 @@ from pointsman.config.schema import KeySpec, PriceSpec, TenantSpec
 from pointsman.gateway.admission import Keys
 from pointsman.gateway.openai import Usage, metadata, read_body
 from pointsman.gateway.tenants import Bucket, Charge, Denial, Tenant
+from pointsman.reasons import Reason
 from pointsman.routing.queue.items import FAIRNESS_ALIAS, FAIRNESS_HEADER, flow_of
 from tests.gateway.backends import DONE, OK, STREAM, answer, answers, chunk, completion, event, hangs, stream
 from tests.gateway.bed import CHAT_DEPLOYMENT, MakeBed, plan_of
@@ -230,7 +231,7 @@ def test_an_interrupted_stream_is_counted_up_to_its_end(make_bed: MakeBed, side:
         client.close()
         wait_for(backend.all_closed)
     else:
-        bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "crashed"))
+        bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", Reason("crashed")))
         client.until(b"stream_interrupted")
     wait_for(lambda: bed.fetch(by(RED, stream=True)).status == 429)
 

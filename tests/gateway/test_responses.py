@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from pointsman.http.pool import BUFFERED_BYTES
+from pointsman.reasons import Reason
 from pointsman.types import ExecutionInstance
 from tests.gateway.backends import (
     DONE,
@@ -100,7 +101,7 @@ def test_idle_connections_are_closed(make_bed: MakeBed) -> None:
 def test_connections_to_a_removed_instance_are_closed(bed: Bed) -> None:
     backend = bed.backend()
     assert bed.fetch(chat()).status == 200
-    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "stopped"))
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", Reason("stopped")))
     wait_for(backend.all_closed)
     assert bed.gateway.upstream._pools == {}
 
@@ -243,7 +244,7 @@ def test_an_instance_that_fails_is_replaced_by_another(bed: Bed, name: str) -> N
     client.send(chat("x-request-id: it", stream="stream" in name))
     wait_for(lambda: bed.dispatcher().records.get("it") and bed.record("it").failures)
     assert bed.record("it").failures[0][0] == "chat-0"
-    assert bed.record("it").failures[0][1]
+    assert bed.record("it").failures[0][1].code
     bed.thread.call(lambda: bed.gateway.traffic.update("chat", instance_at(good)))
     got = client.read_response()
     assert (got.status, got.body, got.header("x-pointsman-instance")) == (200, SAID, "chat-1")
@@ -266,7 +267,7 @@ def test_a_refused_connection_is_retried_elsewhere(bed: Bed) -> None:
     for _ in range(6):
         assert bed.fetch(chat()).header("x-pointsman-instance") == "chat-1"
     assert len(good.received) == 6
-    assert "no connection" in next(r for r in bed.dispatcher().records.newest() if r.failures).failures[0][1]
+    assert "no connection" in str(next(r for r in bed.dispatcher().records.newest() if r.failures).failures[0][1])
 
 
 def test_a_connection_closed_while_idle_is_replaced_silently(bed: Bed) -> None:
@@ -305,7 +306,7 @@ def test_a_new_connection_that_is_closed_is_a_failure(bed: Bed) -> None:
     backend = bed.backend(sends(), answers(OK))
     assert bed.fetch(chat("x-request-id: it")).status == 200
     assert [instance for instance, _ in bed.record("it").failures] == ["chat-0"]
-    assert "without an answer" in bed.record("it").failures[0][1]
+    assert "without an answer" in str(bed.record("it").failures[0][1])
     assert len(backend.received) == 2
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pointsman.reasons import Reason
 from tests.gateway.backends import OK, Gate, answers, hangs
 from tests.gateway.bed import CHAT_DEPLOYMENT, Bed, MakeBed, plan_of
 from tests.gateway.wire import CHAT, HEALTH, chat, post, wait_for
@@ -217,7 +218,7 @@ def test_a_full_queue_is_429_with_a_reason_and_retry_after(make_bed: MakeBed) ->
     assert int(got.header("retry-after") or 0) >= 1
     assert got.header("x-llm-d-request-dropped-reason") == "rejected-saturated"
     gate.open()
-    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", "test is over"))
+    bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", Reason("test is over")))
 
 
 def test_a_queue_timeout_is_429_with_the_reason(bed: Bed) -> None:

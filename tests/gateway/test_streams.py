@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from pointsman.http.responses import TURN_BYTES, TURN_CHUNKED_BYTES
+from pointsman.reasons import Reason
 from tests.gateway.backends import (
     DONE,
     LAST_CHUNK,
@@ -400,7 +401,7 @@ def test_bytes_without_data_do_not_postpone_the_first_token(make_bed: MakeBed, d
     bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
     got = bed.fetch(chat("x-request-id: it", stream=True, **ASKED))
     assert (got.status, got.body) == (200, EVENTS[0] + DONE)
-    assert bed.record("it").failures == (("chat-0", "no answer within 0.2 s"),)
+    assert bed.record("it").failures == (("chat-0", Reason("no-answer-in-time", {"limit_s": 0.2})),)
     wait_for(dripping.all_closed)
 
 
@@ -428,7 +429,7 @@ def test_a_stream_of_comments_alone_is_bounded(make_bed: MakeBed) -> None:
     bed.backend(drips(STREAM, chunk(b": " + b"x" * 300_000 + b"\n\n")))
     bed.backend(answers(stream(EVENTS[0], DONE)), current_load=100)
     assert bed.fetch(chat("x-request-id: it", stream=True, **ASKED)).status == 200
-    assert bed.record("it").failures == (("chat-0", "its stream has no data"),)
+    assert bed.record("it").failures == (("chat-0", Reason("stream-without-data")),)
 
 
 def test_a_long_body_needs_more_than_single_bytes(make_bed: MakeBed) -> None:

@@ -224,9 +224,9 @@ def yields(view: DeploymentView) -> Any:
     yield 2
 
 
-SURVIVE = "keeps notes that survive a restart"
+SURVIVE = "keeps state that survives a restart"
 STEADY, BOUNDED = "comes to rest on a steady load", "stays within its bounds on a steady load"
-SMALL = "keeps its notes small"
+SMALL = "keeps its state small"
 
 
 def sleeps(view: DeploymentView) -> int:
@@ -247,7 +247,7 @@ def sleeps(view: DeploymentView) -> int:
         (keeps_strangers, SURVIVE, "view.state['lock'] is a lock: only plain data survives a restart", ""),
         (names_by_pair, SURVIVE, "view.state[(1, 2)] has a name that is no text: only plain data", ""),
         (forgets_keys, SURVIVE, "view.state['seen'] comes back as {'7': 1} after a restart: use text as keys", ""),
-        (expects_a_pair, SURVIVE, "after a restart with its own notes it raised TypeError", ""),
+        (expects_a_pair, SURVIVE, "after a restart with its own state it raised TypeError", ""),
         (
             flaps,
             STEADY,

@@ -164,7 +164,7 @@ def test_earlier_findings_are_reported_as_well(own: str) -> None:
     assert report.kept[0] == ANSWERS
     assert len(report.kept) == 5
     assert report.untried == [
-        "keeps its notes small", "comes to rest on a steady load", "stays within its bounds on a steady load"
+        "keeps its state small", "comes to rest on a steady load", "stays within its bounds on a steady load"
     ]  # fmt: skip
 
 

@@ -122,12 +122,14 @@ def test_parked_requests_are_tried_again_before_later_arrivals() -> None:
 def test_a_failed_try_goes_elsewhere_at_once_until_tries_run_out() -> None:
     dispatcher = fifo(instance("i"), instance("j"), instance("k"), max_tries=2)
     [(_, first)] = sent(arrive(dispatcher, "a"))
-    [(_, second)] = sent(dispatcher.handle(Failed("a", "connection refused"), 1.0))
+    [(_, second)] = sent(dispatcher.handle(Failed("a", Reason("connection refused")), 1.0))
     assert first != second
-    [gone] = [c for c in dispatcher.handle(Failed("a", "reset"), 2.0) if isinstance(c, Refuse)]
+    [gone] = [c for c in dispatcher.handle(Failed("a", Reason("reset")), 2.0) if isinstance(c, Refuse)]
     assert gone.refusal.status == 500
     assert str(gone.refusal.reason) == f'"{second}" failed at try 2 of 2: reset'
-    assert dispatcher.explain("a", 3.0).failures == ((first, "connection refused"), (second, "reset"))  # type: ignore[union-attr]
+    record = dispatcher.explain("a", 3.0)
+    assert record is not None
+    assert record.failures == ((first, Reason("connection refused")), (second, Reason("reset")))
 
 
 def test_a_failure_on_this_side_is_neither_a_try_nor_a_failure_of_the_instance() -> None:
@@ -135,12 +137,12 @@ def test_a_failure_on_this_side_is_neither_a_try_nor_a_failure_of_the_instance()
     arrive(dispatcher, "a")
     tried = []
     for _ in range(2):
-        [(_, to)] = sent(dispatcher.handle(Failed("a", "too many open files", local="files"), 1.0))
+        [(_, to)] = sent(dispatcher.handle(Failed("a", Reason("too many open files"), local="files"), 1.0))
         tried.append(to)
     assert len(set(tried)) == 2
     assert dispatcher.counters.retries == {}
     for _ in range(2):
-        assert sent(dispatcher.handle(Failed("a", "reset"), 2.0)), "it has all its tries"
+        assert sent(dispatcher.handle(Failed("a", Reason("reset")), 2.0)), "it has all its tries"
     assert sum(dispatcher.counters.retries.values()) == 2
 
 
@@ -148,7 +150,7 @@ def test_an_instance_that_was_full_is_no_try_and_may_be_asked_again() -> None:
     dispatcher = fifo(instance("i", 2), max_tries=1)
     assert sent(arrive(dispatcher, "a")) == [("a", "i")]
     dispatcher.handle(Measured("i", Metrics(running_requests_size=3.0)), 1.0)
-    assert sent(dispatcher.handle(Failed("a", "it is full", full=True), 2.0)) == []
+    assert sent(dispatcher.handle(Failed("a", Reason("it is full"), full=True), 2.0)) == []
     assert sent(dispatcher.handle(Measured("i", Metrics(running_requests_size=1.0)), 3.0)) == [("a", "i")]
     assert dispatcher.counters.retries == {}
 
@@ -157,9 +159,11 @@ def test_a_request_that_cannot_be_sent_is_refused_with_the_cause() -> None:
     dispatcher = fifo(instance("i"), max_tries=3)
     arrive(dispatcher, "a")
     for _ in range(2):
-        assert sent(dispatcher.handle(Failed("a", "too many open files", local="files"), 1.0)) == [("a", "i")]
+        assert sent(dispatcher.handle(Failed("a", Reason("too many open files"), local="files"), 1.0)) == [("a", "i")]
     [gone] = [
-        c for c in dispatcher.handle(Failed("a", "too many open files", local="files"), 2.0) if isinstance(c, Refuse)
+        c
+        for c in dispatcher.handle(Failed("a", Reason("too many open files"), local="files"), 2.0)
+        if isinstance(c, Refuse)
     ]
     assert (gone.refusal.outcome, gone.refusal.status) == (Outcome.EVICTED_NOT_SENT, 503)
     assert (gone.refusal.reason.code, gone.refusal.reason.facts["cause"]) == ("not-sent", "files")
@@ -180,14 +184,14 @@ def test_an_instance_that_rests_is_watched_again_with_its_first_request() -> Non
     dispatcher.handle(Rested("i", None), 3.0)
     dispatcher.handle(Rested("j", None), 3.0)
     assert (i.rests, j.rests) == (True, False), "requests are on j"
-    dispatcher.handle(Left("i", "gone"), 4.0)
+    dispatcher.handle(Left("i", Reason("gone")), 4.0)
     assert not any(isinstance(command, Watch) for command in arrive(dispatcher, "d", now=5.0))
 
 
 def test_a_failed_request_keeps_its_position() -> None:
     dispatcher = fifo(instance("i"), instance("j"))
     arrive(dispatcher, "a", "b", "c")
-    assert sent(dispatcher.handle(Failed("a", "reset"), 1.0)) == [("c", "i")], "i failed a, and is free for c"
+    assert sent(dispatcher.handle(Failed("a", Reason("reset")), 1.0)) == [("c", "i")], "i failed a, and is free for c"
     assert sent(dispatcher.handle(Ended("b"), 2.0)) == [("a", "j")]
 
 
@@ -195,7 +199,7 @@ def test_nothing_is_sent_twice_once_the_answer_has_begun() -> None:
     dispatcher = fifo(instance("i"), instance("j"))
     arrive(dispatcher, "a")
     dispatcher.handle(FirstToken("a"), 0.5)
-    commands = dispatcher.handle(Failed("a", "reset"), 1.0)
+    commands = dispatcher.handle(Failed("a", Reason("reset")), 1.0)
     assert (sent(commands), refused(commands)) == ([], [("a", Outcome.EVICTED_OTHER)])
 
 
@@ -203,7 +207,7 @@ def test_the_requests_of_a_lost_instance_go_back_to_the_queue() -> None:
     dispatcher = fifo(instance("i", limit=2))
     arrive(dispatcher, "a", "b", "c")
     dispatcher.handle(FirstToken("b"), 0.5)
-    commands = dispatcher.handle(Left("i", "it crashed"), 1.0)
+    commands = dispatcher.handle(Left("i", Reason("it crashed")), 1.0)
     assert refused(commands) == [("b", Outcome.EVICTED_OTHER)]
     assert [waiting.request_id for waiting in dispatcher.waiting()] == ["a", "c"]
     assert sent(dispatcher.handle(Joined(instance("j", limit=2)), 2.0)) == [("a", "j"), ("c", "j")]
@@ -413,7 +417,7 @@ class Fire(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.limits)))
         del self.limits[name]
         self.running = {request: target for request, target in self.running.items() if target != name}
-        self.tell(Left(name, "gone"))
+        self.tell(Left(name, Reason("gone")))
 
     @precondition(lambda self: self.limits)
     @rule(data=st.data(), running=st.integers(0, 3))
@@ -434,8 +438,8 @@ class Fire(RuleBasedStateMachine):
         events: dict[str, DispatcherEvent] = {
             "end": Ended(name, 5),
             "cancel": Cancelled(name),
-            "fail": Failed(name, "reset"),
-            "fail for good": Failed(name, "reset", retry=False),
+            "fail": Failed(name, Reason("reset")),
+            "fail for good": Failed(name, Reason("reset"), retry=False),
         }
         self.tell(events[how])
 

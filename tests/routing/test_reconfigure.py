@@ -197,13 +197,13 @@ def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
         dispatcher.handle(Joined(instance(name)), 0.0)
     dispatcher.handle(Arrived((request("r"),)), 1.0)
     for _ in range(2):
-        dispatcher.handle(Failed("r", "oops"), 2.0)
+        dispatcher.handle(Failed("r", Reason("oops")), 2.0)
     failed = [name for name, _ in dispatcher.records.newest()[0].failures]
     assert len(set(failed)) == 2
     dispatcher.reconfigure(PLANS[after](), 3.0)
     [record] = dispatcher.records.newest()
     assert record.instance not in failed
-    commands = dispatcher.handle(Failed("r", "oops again"), 4.0)
+    commands = dispatcher.handle(Failed("r", Reason("oops again")), 4.0)
     [refusal] = [command.refusal for command in commands if isinstance(command, Refuse)]
     assert refusal.outcome is Outcome.EVICTED_OTHER
     assert "try 3 of 3" in str(refusal.reason)
@@ -214,10 +214,10 @@ def test_tries_that_failed_before_count_after(before: str, after: str) -> None:
 def test_a_request_whose_answer_has_begun_is_not_sent_again(after: str) -> None:
     dispatcher = busy("fifo")
     dispatcher.reconfigure(PLANS[after](), 11.0)
-    commands = dispatcher.handle(Failed("r0", "cut off"), 12.0)
+    commands = dispatcher.handle(Failed("r0", Reason("cut off")), 12.0)
     assert "r0" not in sent(commands)
     assert [command.request.request_id for command in commands if isinstance(command, Refuse)] == ["r0"]
-    commands = dispatcher.handle(Failed("r2", "refused"), 13.0)
+    commands = dispatcher.handle(Failed("r2", Reason("refused")), 13.0)
     assert not [command for command in commands if isinstance(command, Refuse)]
     assert "r2" in dispatcher.records.newest()[-3].request_id
 
@@ -271,7 +271,7 @@ def test_what_was_measured_and_learned_is_kept(after: str) -> None:
     assert dispatcher.fleet["j"].metrics is None
     assert repr(columns(dispatcher, LATENCY_MS)) == repr(learned)
     dispatcher.handle(Changed(instance("i", can_accept_request=False)), 12.0)
-    dispatcher.handle(Left("j", "crashed"), 13.0)
+    dispatcher.handle(Left("j", Reason("crashed")), 13.0)
     assert [str(endpoint) for endpoint in dispatcher.fleet.roster] == ["i"]
 
 
@@ -353,7 +353,7 @@ class Reconfigurations(RuleBasedStateMachine):
             return
         self.running.discard(name)
         if what == "fail":
-            self.tell(Failed(name, "oops"))
+            self.tell(Failed(name, Reason("oops")))
             return
         self.left[name] += 1
         self.tell(Ended(name, 5) if what == "end" else Cancelled(name))

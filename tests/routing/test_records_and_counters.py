@@ -41,7 +41,7 @@ def record(**facts: Any) -> Record:
         ({"made": SENT, "refusal": LATE, "ended_at": 12.0, "first_token_at": 11.0}, "failed"),
         ({"refusal": BROKEN, "ended_at": 12.0}, "failed"),
         ({"made": SENT, "refusal": GONE, "ended_at": 12.0}, "abandoned"),
-        ({"failures": [("i", "reset")], "sent_at": 11.0}, "waiting"),
+        ({"failures": [("i", Reason("reset"))], "sent_at": 11.0}, "waiting"),
     ],
 )
 def test_state(facts: dict[str, Any], state: str) -> None:
@@ -74,7 +74,7 @@ def test_as_plain_data() -> None:
         first_token_at=10.5,
         ended_at=12.0,
         output_tokens=7,
-        failures=[("j", "reset")],
+        failures=[("j", Reason("connection-reset"))],
         deadline_ms=5000.0,
     )
     assert told.as_dict() == {
@@ -110,7 +110,13 @@ def test_as_plain_data() -> None:
         "cost": None,
         "dropped": None,
         "predicted": None,
-        "failed_tries": [{"instance": "j", "why": "reset"}],
+        "failed_tries": [
+            {
+                "instance": "j",
+                "why": "the connection was reset",
+                "reason": Reason("connection-reset").as_dict(),
+            }
+        ],
         "refusal": None,
         "unplaced": None,
         "rejected": {},
@@ -120,7 +126,7 @@ def test_as_plain_data() -> None:
     assert str(told).splitlines() == [
         'request "r" is served',
         "sent to i: fifo: least loaded of 1 (0 running)",
-        "tried j: reset",
+        "tried j: the connection was reset",
         "waited 250.0 ms; first token after 500.0 ms; ended after 2000.0 ms; 0 tokens in, 7 out; "
         "met its deadline of 5000 ms",
     ]
@@ -204,7 +210,7 @@ def test_an_arrival_that_was_given_counts() -> None:
     assert Records().open(RequestMetadata("a", arrival_time=0.0), 5.0).arrived_at == 0.0
 
 
-# Tally
+# Counters
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
@@ -238,7 +244,7 @@ def test_prompts_are_not_kept() -> None:
     assert (record.request.prompt, record.request.token_ids, record.request.input_tokens) == ("", None, 9)
 
 
-def test_a_tally_of_nothing() -> None:
+def test_counters_of_nothing() -> None:
     assert Counters().as_dict() == {
         "requests_arrived": 0,
         "decisions": 0,
@@ -256,7 +262,7 @@ def test_a_tally_of_nothing() -> None:
     }
 
 
-def test_a_tally_adds_up_by_strategy_and_by_instance() -> None:
+def test_counters_add_up_by_strategy_and_by_instance() -> None:
     counters = Counters()
     for strategy, instance, waited in (("fifo", "i", 0.0), ("fifo", "j", 2.0), ("cost", "i", 0.5)):
         counters.dispatched(strategy, instance, waited)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.events import Arrived, Ended, Failed, Joined
 from pointsman.runtimes.recording import BLOCK_BYTES, LEASE_S, Recorder, RecordingLease, block_ids
@@ -78,7 +79,7 @@ def test_what_is_not_served_is_left_out_and_counted() -> None:
     bed = Bed()
     bed.recorder.read(lease())
     bed.dispatcher.handle(Arrived((RequestMetadata("r1", arrival_time=100.0),)), 100.0)
-    bed.dispatcher.handle(Failed("r1", "broken", retry=False), 100.0)
+    bed.dispatcher.handle(Failed("r1", Reason("broken"), retry=False), 100.0)
     bed.dispatcher.handle(Arrived((RequestMetadata("r2", arrival_time=100.0),)), 100.0)
     part = bed.recorder.read(lease(stop=True))
     assert (part.lines, part.left_out, part.unfinished) == ([], 1, 1)

@@ -12,6 +12,7 @@ import pytest
 
 from pointsman.config import DeploymentPlan, load_manifest
 from pointsman.errors import UnknownName
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, Outcome, Refuse, Revoke, Send
 from pointsman.routing.routes import DispatcherSettings
@@ -86,8 +87,8 @@ class Yard:
     def fail(self, name: str, why: str = "oops", deployment: str = "a") -> None:
         lane = self.traffic._lane(deployment)
         where = dict(self.carrier.sent)[name]
-        lane.tell(Failed(name, why))
-        lane.failed(where, why)
+        lane.tell(Failed(name, Reason(why)))
+        lane.failed(where, Reason(why))
 
     def sent(self) -> list[str]:
         return [name for name, _ in self.carrier.sent]
@@ -174,7 +175,7 @@ def test_an_unknown_deployment_is_an_error() -> None:
         for call in (
             partial(yard.traffic.admit, "b", instance("i")),
             partial(yard.traffic.update, "b", instance("i")),
-            partial(yard.traffic.withdraw, "b", "i", "gone"),
+            partial(yard.traffic.withdraw, "b", "i", Reason("left")),
         ):
             with pytest.raises(UnknownName, match="b"):
                 call()
@@ -191,8 +192,8 @@ def test_events_of_unknown_instances_are_ignored() -> None:
         idle: list[str] = []
         yard.traffic.update("a", instance("unknown"))
         yard.traffic.measured("a", "unknown", Metrics())
-        yard.traffic.withdraw("a", "unknown", "gone")
-        yard.traffic.withdraw("a", "unknown", "gone")
+        yard.traffic.withdraw("a", "unknown", Reason("gone"))
+        yard.traffic.withdraw("a", "unknown", Reason("gone"))
         yard.traffic.when_idle("a", "unknown", lambda: idle.append("unknown"))
         assert in_flight(yard.traffic.lanes["a"].dispatcher, "unknown") == 0
         await asyncio.sleep(0)
@@ -207,7 +208,7 @@ def test_events_of_unknown_instances_are_ignored() -> None:
 
 def test_three_failures_in_a_row_are_reported_and_a_success_resets_the_count() -> None:
     async def work(yard: Yard) -> None:
-        told: list[tuple[str, str]] = []
+        told: list[tuple[str, Reason]] = []
         yard.traffic.hooks.failing = lambda name, why: told.append((name, why))
         yard.traffic.configure(plans("a", "b"))
         yard.traffic.admit("a", instance("i", None))
@@ -228,12 +229,12 @@ def test_three_failures_in_a_row_are_reported_and_a_success_resets_the_count() -
         fail(4)
         assert told == []
         fail(5)
-        assert told == [("i", "why 5")]
+        assert told == [("i", Reason("why 5"))]
         fail(6)
         fail(7)
         assert len(told) == 1
         fail(8)
-        assert told[1:] == [("i", "why 8")]
+        assert told[1:] == [("i", Reason("why 8"))]
 
     run(work, max_tries=1)
 
@@ -248,7 +249,7 @@ def test_an_instance_that_comes_back_begins_without_failures() -> None:
             for number in range(2):
                 yard.arrive(f"r{turn}-{number}")
                 yard.fail(f"r{turn}-{number}")
-            yard.traffic.withdraw("a", "i", "restarted")
+            yard.traffic.withdraw("a", "i", Reason("restarted"))
         assert told == []
 
     run(work, max_tries=1)
@@ -335,7 +336,7 @@ def test_a_request_without_an_available_instance_is_reported_at_once() -> None:
         yard.traffic.update("a", instance("a-1", can_accept_request=False))
         yard.arrive("third")
         assert wanted == ["a", "a"]  # the last one is on its way out
-        yard.traffic.withdraw("a", "a-1", "gone")
+        yard.traffic.withdraw("a", "a-1", Reason("gone"))
         yard.traffic.admit("a", instance("a-2"))
         assert yard.sent() == ["first", "second", "third"]
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from pointsman.reasons import Reason
 from pointsman.routing.events import Cancelled
 from tests.runtimes.test_traffic import Yard, instance, plans, run, until
 
@@ -30,7 +31,7 @@ def test_a_removed_deployment_still_serves_waiting_requests() -> None:
             yard.end(name)
         await asyncio.sleep(0)
         assert idle == ["i"]
-        traffic.withdraw("a", "i", "stopped")
+        traffic.withdraw("a", "i", Reason("stopped"))
         assert [lane.plan.name for lane in traffic.all_lanes()] == ["b"]
         assert yard.carrier.refused == []
 
@@ -70,7 +71,7 @@ def test_waiting_requests_are_refused_when_the_last_instance_of_a_removed_deploy
         traffic.admit("a", instance("i"))
         yard.arrive("r0", "r1")
         traffic.configure(())
-        traffic.withdraw("a", "i", "it crashed")
+        traffic.withdraw("a", "i", Reason("it crashed"))
         assert {name for name, _ in yard.carrier.refused} == {"r0", "r1"}
         assert {outcome.value for _, outcome in yard.carrier.refused} <= {"EvictedNoEndpoints", "EvictedShuttingDown"}
         assert traffic.all_lanes() == []
@@ -116,7 +117,7 @@ def test_a_deployment_that_comes_back_after_closing_gets_a_new_lane() -> None:
         traffic.configure(plans("a"))
         traffic.admit("a", instance("i"))
         traffic.configure(())
-        traffic.withdraw("a", "i", "stopped")
+        traffic.withdraw("a", "i", Reason("stopped"))
         traffic.configure(plans("a"))
         traffic.admit("a", instance("i"))
         yard.arrive("r")
@@ -165,7 +166,7 @@ def test_an_instance_is_idle_when_its_last_request_ends(how: str) -> None:
         elif how == "fail":
             yard.fail("r1")
         else:
-            yard.traffic.withdraw("a", "i", "crashed")
+            yard.traffic.withdraw("a", "i", Reason("crashed"))
         await asyncio.sleep(0)
         assert idle == [1]
 

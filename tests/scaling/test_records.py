@@ -2,15 +2,17 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle
+from pointsman.reasons import Reason, counted
+from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle, ScalingRecord
 
 
 def reported(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
     """The states that are reported, with their index."""
     news = ReportThrottle()
-    return [(number, words) for number, words in enumerate(states) if news.is_news(words, number * apart_s)]
+    return [(number, words) for number, words in enumerate(states) if news.is_due(words, number * apart_s)]
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,21 @@ def test_a_changing_state_is_reported_once_a_minute(states: list[str]) -> None:
     assert len(begun) == 300 / REPORT_INTERVAL_S
     assert all(after - before >= REPORT_INTERVAL_S for before, after in pairwise(begun))
     assert reported("bad", "", "bad", apart_s=REPORT_INTERVAL_S) == [(0, "bad"), (1, ""), (2, "bad")]
+
+
+def test_reasons_among_facts_are_the_same_after_a_restart() -> None:
+    lacking = Reason("too-little-memory", {"needed_bytes": 12 * 2**30, "free_bytes": 10.5 * 2**30})
+    in_the_way = Reason("in-the-way", Reason("no-place", {"rejected": counted([("w0", lacking)])}).plain().facts)
+    hint = Reason("room-after-moving", {"moves": [{"instance": "b", "from": "w: gpu0", "to": "w: gpu1"}]})
+    facts = {"unplaced": 1, "target": 2, "why": in_the_way, "hints": [hint]}
+    why = Reason("fits-no-worker", {"why": in_the_way})
+    failure = Reason("instances-unplaced", facts)
+    record = ScalingRecord(deployment="a", at=1.0, policy="p", before=1, after=1, reasons=(why,), failure=failure)
+    stored = msgspec.json.decode(record.as_json(), type=ScalingRecord)
+    in_words = "too little memory: needs 12.0 GiB, 10.5 GiB free"
+    assert stored.in_words() == record.in_words()
+    assert record.in_words() == (
+        f"stays at 1: no worker could take it, even if it were empty: {in_words}; "
+        f"problem: 1 of 2 has no place: {in_words}; "
+        "there would be room if these moved: b from w: gpu0 to w: gpu1"
+    )

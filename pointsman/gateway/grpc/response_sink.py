@@ -193,8 +193,10 @@ def message_of(failure: StepFailure, node: str) -> str:
             fields = msgspec.json.decode(failure.body, type=_Refused).detail
         except msgspec.DecodeError:
             return f"{failure.why}: {failure.body.decode('utf-8', 'replace')}"
-        return "; ".join(f"{'.'.join(map(str, field.loc)) or 'input'}: {field.msg}" for field in fields) or failure.why
-    return failure.of_node(node)
+        return "; ".join(f"{'.'.join(map(str, field.loc)) or 'input'}: {field.msg}" for field in fields) or str(
+            failure.why
+        )
+    return str(failure.of_node(node))
 
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

@@ -30,6 +30,7 @@ from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline.flow import BadInput
 from pointsman.pipeline.graph import Access
+from pointsman.reasons import Reason
 from pointsman.runtimes.interface import SharedMemory
 from pointsman.runtimes.traffic import Lane
 from pointsman.types import MAX_NAME, RequestMetadata, RequestPriority
@@ -97,7 +98,7 @@ class SchemaPage:
         try:
             schema = decode_plain(body) or {}
         except UnreadableBlob as error:
-            self.step_failed(index, StepFailure(502, str(error), "node_failed"))
+            self.step_failed(index, StepFailure(502, Reason("unreadable-result", {"error": str(error)}), "node_failed"))
             return
         self._content, self._made_at = msgspec.json.encode(openapi(self._name, schema)), time.monotonic()
         for client in self._answered():
@@ -111,7 +112,7 @@ class SchemaPage:
 
     def step_failed(self, index: int, failure: StepFailure) -> None:
         for client in self._answered():
-            client.error(failure.status, failure.why, failure.code)
+            client.error(failure.status, str(failure.why), failure.code)
 
     def _answered(self) -> Collection[GatewayConnection]:
         readers, self.readers, self._asked = self.readers, {}, False

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.render.text import text_table
 
 BAR = 40
@@ -25,7 +26,7 @@ class StepRecord(msgspec.Struct, eq=False):
     ended_at: float | None = None
     instance: str = ""
     tries: int = 0
-    failure: str = ""
+    failure: Reason | None = None
     depth: int = 0
     """Calls through handles between a step of the graph and this one."""
 
@@ -38,7 +39,7 @@ class StepRecord(msgspec.Struct, eq=False):
             "tries": self.tries,
             "began_ms": round((self.began_at - since) * 1000, 3),
             "took_ms": None if self.ended_at is None else round((self.ended_at - self.began_at) * 1000, 3),
-            "failure": self.failure,
+            **_failure(self.failure),
             "depth": self.depth,
         }
 
@@ -54,7 +55,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
     ended_at: float | None = None
     status: int | None = None
     """Status of the answer; None if there is none."""
-    failure: str = ""
+    failure: Reason | None = None
 
     @property
     def state(self) -> str:
@@ -94,15 +95,15 @@ class PipelineRecord(msgspec.Struct, eq=False):
             "status": self.status,
             "total_ms": None if self.took_ms is None else round(self.took_ms, 3),
             "deadline_ms": self.deadline_ms,
-            "failure": self.failure,
+            **_failure(self.failure),
             "steps": [step.as_dict(self.arrived_at) for step in self.steps],
         }
 
     def __str__(self) -> str:
         took = "" if self.took_ms is None else f" after {self.took_ms:.2f} ms"
         lines = [f'request "{self.request_id}" through {self.application}: {self.state}{took}']
-        if self.failure:
-            lines.append(self.failure)
+        if self.failure is not None:
+            lines.append(str(self.failure))
         if self.deadline_ms is not None:
             met = self.status == 200 and (self.took_ms or 0.0) <= self.deadline_ms
             lines.append(f"its deadline of {self.deadline_ms:g} ms was {'met' if met else 'missed'}")
@@ -120,9 +121,19 @@ class PipelineRecord(msgspec.Struct, eq=False):
             bar = " " * start + "█" * (stop - start) + " " * (BAR - stop)
             name = "  " * step.depth + step.step
             rows.append(
-                [name, step.instance or step.node, f"|{bar}|", took + (f": {step.failure}" if step.failure else "")]
+                [
+                    name,
+                    step.instance or step.node,
+                    f"|{bar}|",
+                    took + ("" if step.failure is None else f": {step.failure}"),
+                ]
             )
         return text_table(["step", "where", "when", "took"], rows)
+
+
+def _failure(reason: Reason | None) -> dict[str, Any]:
+    """Its text, and the reason as data; empty and None if there is none."""
+    return {"failure": "", "reason": None} if reason is None else {"failure": str(reason), "reason": reason.as_dict()}
 
 
 class PipelineRecords:
@@ -166,7 +177,7 @@ class StepJournal:
         record = self._records[index]
         record.instance, record.tries = instance_id, record.tries + 1
 
-    def ended(self, index: int, now: float, failure: str = "") -> None:
+    def ended(self, index: int, now: float, failure: Reason | None = None) -> None:
         record = self._records.get(index)
         if record is not None and record.ended_at is None:
             record.ended_at, record.failure = now, failure
@@ -244,11 +255,11 @@ def exporter_to(provider: Any) -> Export:
             parent = parents.get(step.depth, parents[0])
             span = tracer.start_span(step.step, parent, SpanKind.CLIENT, attributes, start_time=at(step.began_at))
             parents[step.depth + 1] = set_span_in_context(span)
-            if step.failure:
-                span.set_status(Status(StatusCode.ERROR, step.failure))
+            if step.failure is not None:
+                span.set_status(Status(StatusCode.ERROR, str(step.failure)))
             span.end(at(step.ended_at))
-        if record.failure:
-            whole.set_status(Status(StatusCode.ERROR, record.failure))
+        if record.failure is not None:
+            whole.set_status(Status(StatusCode.ERROR, str(record.failure)))
         whole.end(at(record.ended_at))
 
     return export

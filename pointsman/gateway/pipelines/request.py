@@ -23,6 +23,7 @@ from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Run
 from pointsman.pipeline.building import INGRESS
 from pointsman.pipeline.flow import NoSuchPart
+from pointsman.reasons import Reason
 from pointsman.types import RequestMetadata
 from pointsman.wire import CallHead, Form, HttpHead, UnreadableBlob, decode_plain, encode_call, encode_plain, template
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 CALL = b"/call"
 NO_ARGS = template([])
-LATE = StepFailure(504, "the deadline of the request was exceeded", "deadline_exceeded")
-LATE_STEP = StepFailure(504, "its share of the request's time was used up", "deadline_exceeded")
+LATE = StepFailure(504, Reason("request-late"), "deadline_exceeded")
+LATE_STEP = StepFailure(504, Reason("step-late"), "deadline_exceeded")
 INPUT = -1
 """The index of the step that makes the input."""
 
@@ -98,7 +99,8 @@ class StepCalls:
             try:
                 call = ModelCall(step, results.blobs_for(step), in_pieces=self._comes_in_pieces(index))
             except NotPlain as error:
-                self._request.step_failed(index, StepFailure(500, str(error), "node_failed"))
+                why = Reason("arguments-not-plain", {"error": str(error)})
+                self._request.step_failed(index, StepFailure(500, why, "node_failed"))
                 return
             self.models[index] = call
             self._send(index, step.deployment, call.body, now, deadline, idempotent=True, model=call)
@@ -121,10 +123,10 @@ class StepCalls:
         traffic = self._gateway.traffic
         lane = traffic.by_model.get(deployment) if model is not None else traffic.lanes.get(deployment)
         if lane is None:
-            what = f'deployment "{deployment}" is gone'
+            why = Reason("deployment-gone", {"deployment": deployment})
             if model is not None:
-                what = f'there is no model "{deployment}"{did_you_mean(deployment, traffic.by_model)}'
-            self._request.step_failed(index, StepFailure(503, what, "not_served", retry_after_s=1))
+                why = Reason("no-model", {"model": deployment, "advice": did_you_mean(deployment, traffic.by_model)})
+            self._request.step_failed(index, StepFailure(503, why, "not_served", retry_after_s=1))
             return
         context = self._request.context
         request_id = f"{context.request_id}.{self.name_of(index)}"
@@ -142,7 +144,8 @@ class StepCalls:
             try:
                 model.reserve(request, self._gateway.admission, lane.plan, now)
             except NotAdmitted as error:
-                failure = StepFailure(error.status, str(error), error.code, retry_after_s=error.retry_after_s)
+                why = Reason("turned-away", {"text": str(error)})
+                failure = StepFailure(error.status, why, error.code, retry_after_s=error.retry_after_s)
                 self._request.step_failed(index, failure)
                 return
         lines = b"content-type: application/json\r\n" if model is not None else self._home.replica_calls.secret_line
@@ -300,7 +303,8 @@ class PipelineRequest:
             try:
                 body = model.result(body, self.results.form_of(index))
             except NotPlain as error:
-                self.step_failed(index, StepFailure(502, str(error), "node_failed"))
+                why = Reason("unreadable-result", {"error": str(error)})
+                self.step_failed(index, StepFailure(502, why, "node_failed"))
                 return
         self.results[index] = body
         ready = self._run.finished(index, now)
@@ -338,7 +342,7 @@ class PipelineRequest:
             self._run.failed(index, now)
         self._fail(failure, index)
 
-    def _step_over(self, index: int, failure: str = "") -> float:
+    def _step_over(self, index: int, failure: Reason | None = None) -> float:
         now = time.monotonic()
         self._calls.end(index)
         self.journal.ended(index, now, failure)
@@ -362,11 +366,11 @@ class PipelineRequest:
         try:
             content_type, body = self.results.answer(head)
         except UnreadableBlob as error:
-            why = f"a part of the answer is not plain data: {error}"
+            why = Reason("answer-not-plain", {"error": str(error)})
             self._fail(StepFailure(500, why, "not_plain"), None)
             return
         except NoSuchPart as error:
-            self._fail(StepFailure(500, str(error), "node_failed"), None)
+            self._fail(StepFailure(500, Reason("no-such-part", {"error": str(error)}), "node_failed"), None)
             return
         self._finish(200)
         self._sink.answer(content_type, body)
@@ -375,14 +379,14 @@ class PipelineRequest:
         step = "" if index is None else self._calls.name_of(index)
         node = step if index is None or index == INPUT else self._application.flow.steps[index].node
         self.journal.record.failure = failure.of_node(node)
-        self._stop_calls(failure.why if failure.status == 504 else "another step failed")
+        self._stop_calls(failure.why if failure.status == 504 else Reason("another-step-failed"))
         self._finish(failure.status)
         self._sink.failed(failure, step, node)
 
-    def _stop_calls(self, why: str) -> None:
-        now = time.monotonic()
+    def _stop_calls(self, why: Reason) -> None:
+        now, stopped = time.monotonic(), Reason("step-stopped", {"why": why})
         for index in self._calls.stop():
-            self.journal.ended(index, now, f"stopped: {why}")
+            self.journal.ended(index, now, stopped)
 
     def _finish(self, status: int | None) -> None:
         self.over = True
@@ -395,7 +399,7 @@ class PipelineRequest:
     def abandon(self) -> None:
         if not self.over:
             self._run.give_up(time.monotonic())
-            self._stop_calls("the client has disconnected")
+            self._stop_calls(Reason("client-disconnected"))
             self._finish(None)
 
     def pause(self) -> None:

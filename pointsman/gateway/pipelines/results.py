@@ -110,11 +110,11 @@ class HttpSink:
             self._client.answer(failure.status, failure.body, lines=self._id_line)
         else:
             retry = b"" if failure.retry_after_s is None else b"retry-after: %d\r\n" % failure.retry_after_s
-            body = self._error(failure.of_node(node), failure, step, node)
+            body = self._error(str(failure.of_node(node)), failure, step, node)
             self._client.answer(failure.status, body, lines=self._id_line + retry)
 
     def _failed_after_pieces(self, stream: ResponseStream, failure: StepFailure, step: str, node: str) -> None:
-        words = failure.of_node(node)
+        words = str(failure.of_node(node))
         if not failure.is_between_pieces:
             words = f"the answer was cut off: {words}"
         body = self._error(words, failure, step, node)

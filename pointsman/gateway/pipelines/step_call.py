@@ -23,11 +23,21 @@ from pointsman.gateway.openai import (
 )
 from pointsman.gateway.pipelines.prepared import PreparedStep
 from pointsman.gateway.tenants import Charge
-from pointsman.gateway.upstream import RETRIED, InFlight, asked_too_much, body_for, learn_usage, note_answer
+from pointsman.gateway.upstream import (
+    RETRIED,
+    InFlight,
+    answered_error,
+    asked_too_much,
+    body_for,
+    learn_usage,
+    no_response,
+    note_answer,
+)
 from pointsman.http.pool import REQUEST_HEAD, ClientConnection
 from pointsman.http.responses import PROGRESS_BYTES, EventStream, ResponseHead, data_in
 from pointsman.pipeline.flow import NoSuchPart
 from pointsman.pipeline.graph import filled
+from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, Ended, FirstToken, Refusal, Send
 from pointsman.types import RequestMetadata
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, failure_after_pieces, read_template
@@ -43,7 +53,7 @@ class StepFailure(msgspec.Struct, frozen=True):
 
     status: int
     """Status of the answer to the client."""
-    why: str
+    why: Reason
     code: str
     traceback: str = ""
     raised: Mapping[str, str] = {}
@@ -55,9 +65,9 @@ class StepFailure(msgspec.Struct, frozen=True):
     is_between_pieces: bool = False
     """It came after whole pieces of the answer, from the code: nothing was cut off."""
 
-    def of_node(self, node: str) -> str:
+    def of_node(self, node: str) -> Reason:
         """The reason, with the node that failed."""
-        return f'node "{node}": {self.why}' if node else self.why
+        return Reason("node-failed", {"node": node, "why": self.why}) if node else self.why
 
 
 class StepListener(Protocol):
@@ -112,7 +122,7 @@ class StepCall(InFlight, eq=False):
         if self._attempt is not None:
             self.let_go()
         if self._sent and not self.idempotent:
-            why = f'{self.instance_id} is gone, and "{self.lane.name}" is not marked idempotent'
+            why = Reason("not-idempotent", {"instance": self.instance_id, "deployment": self.lane.name})
             self.upstream.loop.call_soon(self._failed, why)
             return
         instance = command.endpoint.instance
@@ -136,7 +146,7 @@ class StepCall(InFlight, eq=False):
         self._leave()
         status, retry_after_s, kept = self._count_refused(refusal)
         note_answer(self, status, None)
-        failure = StepFailure(status, str(refusal.reason), "not_served", retry_after_s=retry_after_s)
+        failure = StepFailure(status, refusal.reason, "not_served", retry_after_s=retry_after_s)
         if kept is not None and status not in NOT_BEGUN:
             failure = failure_of(status, kept.body, is_model=self.is_model)
         self._listener.step_failed(self._index, failure)
@@ -182,7 +192,7 @@ class StepCall(InFlight, eq=False):
             return
         self._pieces.append(payload)
         if sum(map(len, self._pieces)) > MAX_RESULT_BYTES:
-            self._failed(f"its result has more than {MAX_RESULT_BYTES >> 20} MiB", retry=False)
+            self._failed(Reason("result-too-large", {"limit_bytes": MAX_RESULT_BYTES}), retry=False)
 
     def _renew(self, payload: bytes, now: float) -> None:
         """Extend the deadline if this is progress: a value of a generator, an event with data, or enough bytes."""
@@ -216,14 +226,14 @@ class StepCall(InFlight, eq=False):
         if stale and self.idempotent and not self._fresh:
             self._send(fresh=True)
         else:
-            self._failed(why, local=local)
+            self._failed(no_response(why, error), local=local)
 
     def timed_out(self) -> None:
-        self._failed("it did not answer in time")
+        self._failed(Reason("answer-late"))
 
     # The end
 
-    def _failed(self, why: str, *, retry: bool = True, local: str = "") -> None:
+    def _failed(self, why: Reason, *, retry: bool = True, local: str = "") -> None:
         self.let_go()
         may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
         self._came_to_nothing(why, may_retry=may, local=local)
@@ -251,25 +261,32 @@ class _Raised(msgspec.Struct):
 def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailure:
     """The failure that a response of a replica or a model stands for."""
     if status == 422:
-        return StepFailure(422, "the input is not valid", "bad_input", body=body)
+        return StepFailure(422, Reason("input-not-valid"), "bad_input", body=body)
     if status == 504:
-        return StepFailure(504, "its deadline was exceeded", "deadline_exceeded")
+        return StepFailure(504, Reason("deadline-exceeded"), "deadline_exceeded")
     try:
         raised = msgspec.json.decode(body, type=_Raised)
     except msgspec.DecodeError:
-        return StepFailure(502, f"it answered {status}: {body[:200].decode('utf-8', 'replace')}", "node_failed")
+        return StepFailure(502, answered_error(status, body), "node_failed")
     if status == 429:
-        return StepFailure(429, raised.message, "rate_limit_exceeded", retry_after_s=1)
+        return StepFailure(
+            429,
+            Reason("node-refused", {"status": status, "text": raised.message}),
+            "rate_limit_exceeded",
+            retry_after_s=1,
+        )
     if status == 500:
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         if raised.node:
             told["node"] = raised.node
         if raised.pickled and not is_model:  # restoring it runs code: a model server is not trusted with that
             told["pickled"] = raised.pickled
-        return StepFailure(500, f"{raised.type}: {raised.message}", "node_failed", raised.traceback, told)
+        why = Reason("code-raised", {"type": raised.type, "message": raised.message})
+        return StepFailure(500, why, "node_failed", raised.traceback, told)
+    text = raised.message or f"it answered {status}"
     return StepFailure(
         status if status in (404, 413) else 502,
-        raised.message or f"it answered {status}",
+        Reason("node-refused", {"status": status, "text": text}),
         "node_failed",
         raised={"type": raised.type, "message": raised.message} if raised.message else {},
     )

@@ -60,7 +60,7 @@ from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecisi
 MAX_MODELS = 1_000
 """Multiplexed models that are told apart; requests for further ones go to any replica."""
 KEPT_RECORDS = 2_000
-GONE = "Serve removed the replica"
+GONE = Reason("replica-removed")
 
 # Plans
 
@@ -398,7 +398,7 @@ class ReplicaLane:
         future: asyncio.Future[str] = self._loop.create_future()
         self._chosen[request.request_id] = future
         self.replicas.is_full(str(holds[0].endpoint))
-        self._lane.tell(Failed(request.request_id, "the replica is full", full=True))
+        self._lane.tell(Failed(request.request_id, Reason("replica-full"), full=True))
         return future
 
     def ended(self, request_id: str) -> None:

@@ -188,24 +188,24 @@ def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
     return "two fresh policies answered differently to the same view: no randomness, no clock but view.now, no globals"
 
 
-def keeps_plain_notes(build: BuildScaling, view: DeploymentView) -> str | None:
+def keeps_plain_state(build: BuildScaling, view: DeploymentView) -> str | None:
     """What it keeps in `view.state` can be saved and read back."""
     given = msgspec.structs.replace(copy.deepcopy(view), state={})
     answer = build().answers(given)
-    notes: Mapping[Any, Any] = given.state  # keys may be of any type
-    kept = savable_state(notes)
-    for name, note in notes.items():
+    entries: Mapping[Any, Any] = given.state  # keys may be of any type
+    kept = savable_state(entries)
+    for name, entry in entries.items():
         if name not in kept:
-            what = f"is a {type(note).__name__}" if isinstance(name, str) else "has a name that is no text"
+            what = f"is a {type(entry).__name__}" if isinstance(name, str) else "has a name that is no text"
             return f"view.state[{name!r}] {what}: only plain data survives a restart"
-        if _as_lists(note) != kept[name]:
+        if _as_lists(entry) != kept[name]:
             back = reprlib.repr(kept[name])
             return f"view.state[{name!r}] comes back as {back} after a restart: use text as keys, and finite numbers"
     again = msgspec.structs.replace(copy.deepcopy(view), state=kept)
     error = next((one for one in build().answers(again).values() if isinstance(one, BaseException)), None)
     if error is None or any(isinstance(one, BaseException) for one in answer.values()):
         return None
-    return f"after a restart with its own notes it {parse_answer(error)}"
+    return f"after a restart with its own state it {parse_answer(error)}"
 
 
 def _as_lists(note: Any) -> Any:
@@ -215,9 +215,9 @@ def _as_lists(note: Any) -> Any:
     return [_as_lists(value) for value in note] if isinstance(note, list | tuple) else note
 
 
-def keeps_small_notes(build: BuildScaling) -> str | None:
+def keeps_small_state(build: BuildScaling) -> str | None:
     """`view.state` stops growing, and stays below the limit."""
-    every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; drop old notes"
+    every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; drop old entries"
     sizes = _state_sizes(build(), every_s, STATE_ROUNDS)
     if sizes[-1] > MAX_STATE_BYTES:
         calls = f"{len(sizes)} call{'s' if len(sizes) > 1 else ''}"
@@ -361,10 +361,10 @@ VIEW_PROMISES: dict[str, ViewPromise] = {
     "wants a whole number of replicas": wants_a_number,
     "leaves its view alone": leaves_the_view_alone,
     "answers the same to the same view": repeats,
-    "keeps notes that survive a restart": keeps_plain_notes,
+    "keeps state that survives a restart": keeps_plain_state,
 }
 TIME_PROMISES: dict[str, tuple[TimePromise, str]] = {
-    "keeps its notes small": (keeps_small_notes, STATE_EXAMPLE),
+    "keeps its state small": (keeps_small_state, STATE_EXAMPLE),
     "comes to rest on a steady load": (does_not_flap, STEADY_EXAMPLE),
     "stays within its bounds on a steady load": (stays_within_bounds, STEADY_EXAMPLE),
 }

@@ -175,7 +175,7 @@ class _TenantSums:
         return TenantFigures(self.requests, self.met / self.requests, ttft_s)
 
 
-class Tally:
+class RunCounters:
     """Adds requests up as they end, and keeps none of them."""
 
     def __init__(self, objectives: Objectives) -> None:
@@ -264,10 +264,10 @@ class Tally:
 
 def figures(replayed: Replayed, objectives: Objectives, *, policy: str, speed: float, seed: int) -> RunFigures:
     """Of a replay that kept what became of its requests."""
-    tally = Tally(objectives)
+    counters = RunCounters(objectives)
     for one in replayed.ended:
-        tally.add(one)
-    return tally.figures(replayed, policy=policy, speed=speed, seed=seed)
+        counters.add(one)
+    return counters.figures(replayed, policy=policy, speed=speed, seed=seed)
 
 
 def jain(shares: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """Regret of a single decision: what would have become of everything, had one request gone elsewhere.
 
 Enters: a trial and a request. Leaves: for each other instance, the difference that it makes. The one rule: the replay
-is the same up to the decision; that one choice is forced, and then the policy goes on by itself.
+is the same up to the decision; that one choice is replaced, and then the policy goes on by itself.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.lab.traffic.measures import Objectives
-from pointsman.lab.traffic.replay import Forced, Replayed, replay
+from pointsman.lab.traffic.replay import Replayed, Substitution, replay
 from pointsman.lab.traffic.sources import recording_of
 from pointsman.lab.traffic.trials import Progress, Trial
 from pointsman.render.text import text_table
@@ -99,14 +99,14 @@ def regret(
     others = [name for name in own.line.load if name != decided.instance]
     branches, cached = [_branch(own, trial.objectives, request, chosen=True)], {decided.instance: decided.cached_tokens}
     workers = min(processes or os.cpu_count() or 1, len(others))
-    forced = [Forced(request, name) for name in others]
+    substitutions = [Substitution(request, name) for name in others]
     if workers <= 1:
-        made = map(partial(_forced, trial), forced)
+        made = map(partial(_substituted, trial), substitutions)
         found = list(made)
     else:
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
             found = []
-            for number, one in enumerate(pool.map(partial(_forced, trial), forced), 1):
+            for number, one in enumerate(pool.map(partial(_substituted, trial), substitutions), 1):
                 found.append(one)
                 if progress is not None:
                     progress(number, len(others), one[0].instance)
@@ -117,14 +117,16 @@ def regret(
     return Regret(request, decided.request.input_length, cached, branches)
 
 
-def _forced(trial: Trial, forced: Forced) -> tuple[Branch, int]:
-    found = _replayed(trial, forced)
-    return _branch(found, trial.objectives, forced.request, chosen=False), found.ended[forced.request].cached_tokens
+def _substituted(trial: Trial, substitution: Substitution) -> tuple[Branch, int]:
+    found = _replayed(trial, substitution)
+    return _branch(found, trial.objectives, substitution.request, chosen=False), found.ended[
+        substitution.request
+    ].cached_tokens
 
 
-def _replayed(trial: Trial, forced: Forced | None) -> Replayed:
+def _replayed(trial: Trial, substitution: Substitution | None) -> Replayed:
     recording = recording_of(trial.source, trial.first)
-    return replay(recording, trial.setting, trial.policy, trial.seed, forced=forced)
+    return replay(recording, trial.setting, trial.policy, trial.seed, substitution=substitution)
 
 
 def _branch(found: Replayed, objectives: Objectives, request: int, *, chosen: bool) -> Branch:

@@ -120,7 +120,7 @@ class Replayed(msgspec.Struct, frozen=True):
     """What went wrong in the policy, and faults that could not happen."""
 
 
-class Forced(msgspec.Struct, frozen=True):
+class Substitution(msgspec.Struct, frozen=True):
     """One decision that is not left to the policy."""
 
     request: int
@@ -128,12 +128,12 @@ class Forced(msgspec.Struct, frozen=True):
     instance: str
 
 
-class ForcedRoute:
+class SubstitutingRoute:
     """A route that has no choice for one request."""
 
-    def __init__(self, route: Route, forced: Forced) -> None:
+    def __init__(self, route: Route, substitution: Substitution) -> None:
         self.name = route.name
-        self._route, self._request, self._instance = route, str(forced.request), forced.instance
+        self._route, self._request, self._instance = route, str(substitution.request), substitution.instance
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
         if cycle.request.request_id == self._request:
@@ -141,13 +141,13 @@ class ForcedRoute:
         return self._route.choose(cycle, endpoints)
 
 
-def force(lane: Lane, forced: Forced) -> None:
+def substitute(lane: Lane, substitution: Substitution) -> None:
     if lane.dispatcher.strategy != lane.dispatcher._chooser.route.name:
         raise PointsmanError(
             f'the policy "{lane.dispatcher.strategy}" decides about all waiting requests at once, so no decision can '
-            f"be forced alone; a Strategy or a plugin decides request by request"
+            f"be replaced alone; a Strategy or a plugin decides request by request"
         )
-    lane.dispatcher._chooser.route = ForcedRoute(lane.dispatcher._chooser.route, forced)
+    lane.dispatcher._chooser.route = SubstitutingRoute(lane.dispatcher._chooser.route, substitution)
 
 
 class Player:
@@ -160,7 +160,7 @@ class Player:
         policy: TriedPolicy | None,
         seed: int,
         ended: Callable[[RequestOutcome], None],
-        forced: Forced | None = None,
+        substitution: Substitution | None = None,
     ) -> None:
         """`ended` is called with what became of each request, in the order of their ends."""
         self._recording, self._setting, self._seed = recording, setting, seed
@@ -177,9 +177,9 @@ class Player:
             start_up_s=setting.start_up_s,
         )
         self._models = list(self.simulation.traffic.by_model)
-        if forced is not None:
+        if substitution is not None:
             for lane in self._lanes():
-                force(lane, forced)
+                substitute(lane, substitution)
         self._began = self._seconds = 0.0
         self._ended = ended
         self._open: dict[str, Arrival] = {}
@@ -428,7 +428,7 @@ def replay(
     policy: TriedPolicy | None,
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
-    forced: Forced | None = None,
+    substitution: Substitution | None = None,
     ended: Callable[[RequestOutcome], None] | None = None,
 ) -> Replayed:
     """Play a recording to a fleet that routes by this policy; None: by its manifest.
@@ -436,8 +436,8 @@ def replay(
     `ended` is called with what became of each request; then nothing is kept, however long the recording is.
     """
     if ended is not None:
-        return Player(recording, setting, policy, seed, ended, forced).play(progress)
+        return Player(recording, setting, policy, seed, ended, substitution).play(progress)
     kept: list[RequestOutcome] = []
-    replayed = Player(recording, setting, policy, seed, kept.append, forced).play(progress)
+    replayed = Player(recording, setting, policy, seed, kept.append, substitution).play(progress)
     kept.sort(key=lambda one: one.number)
     return msgspec.structs.replace(replayed, ended=kept)

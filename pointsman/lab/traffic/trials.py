@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 import pointsman
-from pointsman.lab.traffic.measures import Objectives, RunFigures, Tally
+from pointsman.lab.traffic.measures import Objectives, RunCounters, RunFigures
 from pointsman.lab.traffic.policies import TriedPolicy
 from pointsman.lab.traffic.replay import ReplaySetting, replay
 from pointsman.lab.traffic.sources import recording_of
@@ -46,10 +46,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, progress: Callable[[float], None] | None = None) -> RunFigures:
         """`progress`: called with the share that is done."""
-        tally = Tally(self.objectives)
+        counters = RunCounters(self.objectives)
         recording = recording_of(self.source, self.first)
-        replayed = replay(recording, self.setting, self.policy, self.seed, progress, ended=tally.add)
-        return tally.figures(
+        replayed = replay(recording, self.setting, self.policy, self.seed, progress, ended=counters.add)
+        return counters.figures(
             replayed,
             policy=self.label,
             speed=self.setting.load.speed,

@@ -30,7 +30,7 @@ class WithinBudget:
             return ()
         return Rejected[Endpoint](candidates, over, "over-budget", cost=costs, budget=budget)
 
-    def hopeless(self, request: RequestMetadata, candidates: Endpoints) -> Reason | None:
+    def unaffordable(self, request: RequestMetadata, candidates: Endpoints) -> Reason | None:
         """Why no candidate could ever serve a request within its budget; None if one could."""
         budget = request.cost_budget
         if budget is None or not len(candidates):

@@ -172,7 +172,7 @@ class ControlPlaneManager:
         """Remove an instance, planned or not: its unanswered requests go back to their old places in the queue."""
         self._expect(instance_id)
         self._outbox.withdraw_all_of(instance_id)
-        self._handle(Left(instance_id, why))
+        self._handle(Left(instance_id, Reason("reported", {"text": why})))
 
     def instances(self) -> list[ExecutionInstance]:
         """Copies of the instances, with their present load."""
@@ -200,7 +200,7 @@ class ControlPlaneManager:
         """An instance failed a request: it waits again in its old position, and goes to another instance if there is
         one."""
         self._outbox.withdraw(request_id)
-        return self._handle(Failed(request_id, why, retry))
+        return self._handle(Failed(request_id, Reason("reported", {"text": why}), retry))
 
     def cancel(self, request_id: str) -> list[SchedulingDecision]:
         """The client has disconnected."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from pointsman.reasons import Reason
 from pointsman.routing.endpoints import Metrics
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, FirstToken, Refuse, Revoke, Send
 from pointsman.routing.handlers.disagg import PREFILLER, address
@@ -14,8 +15,8 @@ from pointsman.runtimes.traffic import Lane, TrafficHooks
 from pointsman.simulator.performance import Job, Pace
 from pointsman.types import RequestMetadata
 
-RESET = "the connection was reset"
-UNFIT = "the prompt and its answer do not fit"
+RESET = Reason("connection-reset")
+UNFIT = Reason("does-not-fit")
 
 
 class LogEntry(NamedTuple):
@@ -210,7 +211,7 @@ class Prefills:
         clock: VirtualClock,
         engine_of: Callable[[str], SimulatedEngine],
         transfer: KvTransfer,
-        fail: Callable[[SimulatedRequest, str, bool], None],
+        fail: Callable[[SimulatedRequest, Reason, bool], None],
     ) -> None:
         self._clock, self._engine_of, self._transfer, self._fail = clock, engine_of, transfer, fail
 
@@ -351,7 +352,7 @@ class SimulatedEngines:
         if not self.requests:
             self.emptied()
 
-    def _fail(self, one: SimulatedRequest, why: str, retry: bool = True) -> None:
+    def _fail(self, one: SimulatedRequest, why: Reason, retry: bool = True) -> None:
         engine = one.engine
         if engine is not None:
             engine.drop(one)

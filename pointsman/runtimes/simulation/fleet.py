@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from pointsman.control import Desired, InstanceStatus
 from pointsman.control.events import Admit, Applied, ControllerEvent, Launch
+from pointsman.reasons import Reason
 from pointsman.runtimes.control_loop import ControlLoop
 from pointsman.runtimes.simulation.processes import Failure, Seconds, SimulatedProcesses, SimulatedWorkers, VirtualClock
 from pointsman.types import ExecutionInstance, Worker
@@ -22,7 +23,7 @@ class InService:
 
     update = admit
 
-    def withdraw(self, deployment: str, instance_id: str, why: str) -> None:
+    def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None:
         del self.instances[instance_id]
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:

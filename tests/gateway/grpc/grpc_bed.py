@@ -15,6 +15,7 @@ from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.server import SERVICE, PredictRequest, PredictResponse
 from pointsman.gateway.listeners import GrpcListener
 from pointsman.gateway.pipelines.applications import Applications
+from pointsman.reasons import Reason
 from pointsman.runtimes.local.runtime import LocalReplicaAccess
 from pointsman.runtimes.machine.memory import SharedFolder
 from pointsman.types import ExecutionInstance
@@ -96,7 +97,7 @@ class GrpcBed:
 
     def leave(self, deployment: str) -> None:
         """Remove the instance of a deployment."""
-        self.thread.call(lambda: self.gateway.traffic.withdraw(deployment, f"{deployment}-1", "it left"))
+        self.thread.call(lambda: self.gateway.traffic.withdraw(deployment, f"{deployment}-1", Reason("it left")))
 
     # Calls
 

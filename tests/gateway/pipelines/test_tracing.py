@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pointsman.gateway.pipelines.records import ENDPOINTS, PipelineRecord, StepRecord, exporter_to, exporting
+from pointsman.reasons import Reason
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -14,12 +15,14 @@ def test_a_request_and_each_step_become_spans() -> None:
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
+    why = Reason("code-raised", {"type": "ValueError", "message": "no"})
     steps = [
         StepRecord("first", "m1", "r1.first", 10.0, 10.5, "app.m1-1", 1),
         StepRecord("forward", "m2", "r1.first.m2", 10.1, 10.2, "app.m2-1", 2, depth=1),
-        StepRecord("last", "m3", "r1.last", 10.5, 11.0, "app.m3-1", 1, failure="ValueError: no"),
+        StepRecord("last", "m3", "r1.last", 10.5, 11.0, "app.m3-1", 1, failure=why),
     ]
-    record = PipelineRecord("r1", "app", "team", 0, None, 10.0, steps, 11.0, 500, 'node "m3": ValueError: no')
+    failed = Reason("node-failed", {"node": "m3", "why": why})
+    record = PipelineRecord("r1", "app", "team", 0, None, 10.0, steps, 11.0, 500, failed)
     exporter_to(provider)(record, f"00-{TRACE}-b7ad6b7169203331-01")
     spans = {span.name: span for span in kept.get_finished_spans()}
     assert set(spans) == {"app", "first", "forward", "last"}

@@ -19,6 +19,7 @@ from pointsman.integrations.ray_serve.lanes import (
     lane_of,
     metrics_of,
 )
+from pointsman.reasons import Reason
 from pointsman.routing.user_code import Stalled
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
@@ -100,7 +101,7 @@ async def test_a_replica_that_others_have_filled_is_left_out_until_it_says_other
     assert await again == "a"
     record = one.dispatcher.records.get("ours")
     assert record is not None
-    assert record.failures == (("a", "the replica is full"),)
+    assert record.failures == (("a", Reason("replica-full")),)
     one.replicas.reported("a", 1)
     assert one.replicas.used_by_others() == [], "the one request on it is ours"
 

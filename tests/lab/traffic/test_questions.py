@@ -21,7 +21,7 @@ from pointsman.lab.traffic import (
     replay,
     requests_of_plane,
 )
-from pointsman.lab.traffic.replay import Forced
+from pointsman.lab.traffic.replay import Substitution
 from tests.lab.traffic.workloads import FLEET, conversations, recorded, setting, written
 
 DOC = Path(__file__).parents[3] / "docs" / "lab.md"
@@ -95,15 +95,17 @@ def test_a_capacity_lies_between_enough_and_too_much(requests: str) -> None:
         assert one.tried[one.speed] >= 0.9 > one.tried[one.beyond]
 
 
-def test_a_forced_decision_changes_that_one_and_nothing_before_it() -> None:
+def test_a_substituted_decision_changes_that_one_and_nothing_before_it() -> None:
     load = recorded(*conversations())
     own = replay(load, setting(speed=4.0), policy_of("pending-work"), 1)
     decided = own.ended[30]
     other = next(name for name in own.line.load if name != decided.instance)
-    branch = replay(load, setting(speed=4.0), policy_of("pending-work"), 1, forced=Forced(30, other))
+    branch = replay(load, setting(speed=4.0), policy_of("pending-work"), 1, substitution=Substitution(30, other))
     assert branch.ended[30].instance == other
     assert [one.instance for one in branch.ended[:30]] == [one.instance for one in own.ended[:30]]
-    same = replay(load, setting(speed=4.0), policy_of("pending-work"), 1, forced=Forced(30, decided.instance))
+    same = replay(
+        load, setting(speed=4.0), policy_of("pending-work"), 1, substitution=Substitution(30, decided.instance)
+    )
     assert same == own, "the policy goes on as before"
 
 
@@ -123,7 +125,7 @@ def test_regret_compares_all_instances(requests: str, tmp_path: Path, capsys: py
     assert "numbered from 0 to 79" in capsys.readouterr().err
 
 
-def test_no_single_decision_of_a_batch_policy_can_be_forced(own_policy: str, requests: str) -> None:
+def test_no_single_decision_of_a_batch_policy_can_be_substituted(own_policy: str, requests: str) -> None:
     trial = Trial(source=requests, policy=policy_of(own_policy), setting=setting())
     with pytest.raises(PointsmanError, match="all waiting requests at once"):
         regret(trial, 3, processes=1)

@@ -27,7 +27,7 @@ from pointsman.lab.traffic import (
     replay,
     run_trials,
 )
-from pointsman.lab.traffic.measures import Tally
+from pointsman.lab.traffic.measures import RunCounters
 from pointsman.lab.traffic.replay import blocks_of, prompt_of
 from pointsman.routing.routes import DEFAULT_SETTINGS
 from pointsman.runtimes.simulation.faults import read_faults
@@ -154,7 +154,7 @@ def test_memory_is_bounded_by_what_is_in_flight_and_not_by_the_length_of_the_rec
     """Once the dispatcher keeps as many records as it may, nothing grows any more."""
     keep, more = DEFAULT_SETTINGS.keep_records, 4_000
     blocks: list[int] = []
-    tally = Tally(Objectives())
+    tally = RunCounters(Objectives())
 
     def made() -> Iterator[RecordedRequest]:
         for number in range(keep + more):

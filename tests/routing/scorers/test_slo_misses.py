@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from pointsman.reasons import Reason
 from pointsman.routing.dispatcher import Dispatcher
 from pointsman.routing.events import Arrived, Cancelled, Ended, Failed, FirstToken, Joined, Left, Send, Shared
 from pointsman.routing.producers import ApproxPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer
@@ -126,7 +127,7 @@ def test_what_leaves_without_an_answer_leaves_no_work() -> None:
     plane.dispatcher.handle(FirstToken("r1"), 0.1)
     plane.dispatcher.handle(Cancelled("r1"), 0.2)
     plane.dispatcher.handle(Cancelled("r2"), 0.2)
-    plane.dispatcher.handle(Failed("r3", "reset"), 0.2)  # it is sent again
+    plane.dispatcher.handle(Failed("r3", Reason("reset")), 0.2)  # it is sent again
     plane.dispatcher.handle(Left(str(targets[3])), 0.3)
     for number in range(1, 7):
         plane.dispatcher.handle(Ended(f"r{number}", 3), 1.0)

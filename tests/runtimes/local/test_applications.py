@@ -139,7 +139,7 @@ def test_only_nodes_that_differ_are_replaced(state: Path, tmp_path: Path) -> Non
                 diamond(tmp_path, nodes={"m1": {"replicas": 2}, "m2": {"args": [7]}})
             )
             assert steps(rolled) == [("replace", "diamond.m2-1"), ("start", "diamond.m2-2")]
-            assert "engine.args [2] -> [7]" in rolled.steps[0].why
+            assert "engine.args [2] -> [7]" in str(rolled.steps[0].why)
             await settled(scene)
             assert {name: pid for name, pid in first.items() if name != "diamond.m2-1"}.items() <= scene.pids().items()
             assert "diamond.m2-2" in scene.ready()

@@ -15,6 +15,7 @@ from pointsman.engines import Samples
 from pointsman.errors import ConfigError, PointsmanError, UnknownName
 from pointsman.http.client import fetch
 from pointsman.http.pool import descriptors_left
+from pointsman.reasons import Reason
 from pointsman.routing.events import Arrived, Ended
 from pointsman.runtimes import probes
 from pointsman.runtimes.machine.logs import log_file, tail
@@ -286,7 +287,7 @@ def test_failing_requests_take_an_instance_out_until_it_works_again(state: Path)
             phases: list[str] = []
             scene.plane.listeners.append(lambda: phases.append(scene.instances()["m-1"]["phase"]))
             for _ in range(3):
-                scene.traffic.lanes["m"].failed("m-1", "reset by peer")
+                scene.traffic.lanes["m"].failed("m-1", Reason("reset by peer"))
             await scene.until(lambda: "unhealthy" in phases, "doubt")
             await scene.until_ready("m-1")
 
@@ -350,7 +351,7 @@ def test_applying_changes_only_what_differs(state: Path) -> None:
                 ("close", "b"), ("open", "c"), ("stop", "b-1"), ("start", "a-2"), ("start", "c-1"),
                 ("gateway", "gateway.listen"),
             ]  # fmt: skip
-            assert made.steps[-1].why == "127.0.0.1:8080 -> 127.0.0.1:0; takes effect after a restart"
+            assert str(made.steps[-1].why) == "127.0.0.1:8080 -> 127.0.0.1:0; takes effect after a restart"
             await scene.until_ready("a-1", "a-2", "c-1")
             await scene.until(lambda: "b-1" not in scene.instances(), "the end of b-1")
             assert scene.pids()["a-1"] == pids["a-1"]
