@@ -43,7 +43,7 @@ class Comparison:
     def __init__(
         self, replay: Replay, policies: Mapping[str, ReplayOutcome], targets: Mapping[str, float] | None = None
     ) -> None:
-        """`targets`: requests per replica that policies aim at, where that is known."""
+        """`targets`: the requests per replica that each policy aims at, if known."""
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
         self.policies, self.targets = dict(policies), dict(targets or {})
         self.references = {
