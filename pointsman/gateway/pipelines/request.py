@@ -213,7 +213,7 @@ class StepCalls:
                 note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
-        """Give all calls up; returns their steps."""
+        """Give up all calls; returns their steps."""
         calls, self._calls = self._calls, {}
         for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)
@@ -249,7 +249,7 @@ class PipelineRequest:
         self.results = Results(application.flow, sink.form)
         self._calls = StepCalls(self, gateway, home, application, sink.form)
         self.over = False
-        """Whether it has an answer, or will have none."""
+        """Whether it has an answer, or will not get one."""
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
         deadline_ms = None if context.deadline is None else float(round((context.deadline - now) * 1000))
@@ -274,7 +274,7 @@ class PipelineRequest:
 
     def _start(self, ready: Sequence[int], now: float) -> None:
         for index in ready:
-            if self.over:  # because an earlier step failed
+            if self.over:  # an earlier step has failed
                 return
             step = self._application.steps[index]
             self.journal.began(index, step.step.id, step.step.node, now)
