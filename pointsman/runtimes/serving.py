@@ -19,7 +19,7 @@ from pointsman.types import ExecutionInstance
 
 
 class ServiceTable(Protocol):
-    """Where requests go: lanes of traffic, or only a list of instances in service."""
+    """Where requests are sent: lanes of traffic, or only a list of instances in service."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
 
@@ -28,23 +28,23 @@ class ServiceTable(Protocol):
     def withdraw(self, deployment: str, instance_id: str, why: str) -> None: ...
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is in flight on an instance; never within this call."""
+        """Call `then` once, as soon as no request is in flight on an instance; never within this call."""
         ...
 
 
 class RequestCounts(NamedTuple):
-    """The requests of a deployment."""
+    """The requests of a deployment, in numbers."""
 
     running: int = 0
     waiting: int = 0
     arrived: int = 0
-    """Requests that arrived in total."""
+    """Total number of requests that have arrived."""
     kv_usage: float | None = None
     """Mean share in use of the KV caches of its instances; None if unknown."""
 
 
 class Ending(NamedTuple):
-    """A request that has ended, as scaling measures it. None: unknown, or it was refused."""
+    """A request that has ended, as scaling measures it. None: unknown, or the request was refused."""
 
     latency_ms: float | None = None
     ttft_ms: float | None = None
@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "Ending":
-        """The ending of a request. One that was refused counts for deadlines only."""
+        """The measurements of an ended request. A refused one counts for deadlines only."""
         if record.ended_at is None or record.refusal is not None:
             return cls(met_slo=record.met_deadline)
         latency_s = record.ended_at - record.arrived_at
@@ -70,7 +70,7 @@ class Ending(NamedTuple):
 
 
 class Demand(Protocol):
-    """The requests of deployments, as scaling sees them."""
+    """The requests of deployments, as scaling measures them."""
 
     def counts(self, deployment: str) -> RequestCounts: ...
 
@@ -116,7 +116,7 @@ class PlaneTraffic(Protocol):
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:
-        """The requests of a deployment, as plain data; None if nothing of it is in service."""
+        """The requests of a deployment, as plain data; None if no instance of it is in service."""
         ...
 
     def warmth(self) -> dict[str, float]:

@@ -35,7 +35,7 @@ class SimulatedArrival(NamedTuple):
     hashes: Sequence[int] = ()
     """Hashes of the blocks of its prompt."""
     gateway: int = 0
-    """Where it arrives, if there are several."""
+    """The gateway at which it arrives, if there are several."""
 
 
 class UnsparedTraffic(LocalTraffic):
@@ -129,7 +129,7 @@ class Simulation:
         return self._coming is None and not self.engines.requests
 
     def run(self, until: float) -> bool:
-        """Let everything happen until every request has ended, at most until then. Whether every request has ended."""
+        """Run until every request has ended, at most until then. Returns whether every request has ended."""
         if not self.is_over:
             self.clock.run_on(until)
         return self.is_over
