@@ -25,7 +25,7 @@ _STATES = {
 MAX_REASON = 120
 """Characters of a reason in a table."""
 MAX_REMEDY = 1000
-"""Characters of a reason that ends with a remedy."""
+"""Maximum characters of a reason that ends with a remedy."""
 MAX_CHANGE = 200
 """Characters of a change of a target in a table."""
 
@@ -80,7 +80,7 @@ class InstanceRow:
 
     @property
     def gist(self) -> str:
-        """The state and reason without figures that change all the time, such as free memory."""
+        """The state and the reason without figures that change all the time, such as free memory."""
         if self._cause["code"] != "no-place":
             return self.in_words()
         return f"{self.name} is {self.state} ({one_line(why_no_place(self._cause['facts']), MAX_REASON)})"
@@ -110,7 +110,7 @@ INSTANCE_HEADS = (
 
 
 MAX_STARTS = 3
-"""An instance that has failed to start this often will hardly start."""
+"""An instance that has failed to start this often is unlikely to start."""
 
 
 class DeploymentRow:
@@ -123,9 +123,9 @@ class DeploymentRow:
         self.internal: bool = data.get("internal", False)
         config = data.get("user_config") or {}
         self.awaited: int = config.get("awaited", 0)
-        """Replicas that have yet to take their user config."""
+        """Number of replicas that do not have their user config yet."""
         self.refused: list[str] = config.get("problems") or []
-        """What replicas say that refused theirs."""
+        """Errors of replicas that refused theirs."""
 
     @property
     def stopped(self) -> str:
@@ -317,7 +317,7 @@ def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], p
 def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
     rows = [one.row() for one in instances]
     heads = [*INSTANCE_HEADS]
-    for name in ("cost/1M", "tokens/s"):  # of interest where there are prices
+    for name in ("cost/1M", "tokens/s"):  # only where there are prices
         at = heads.index(name)
         if not any(row[heads.index("cost/1M") if "cost/1M" in heads else at] for row in rows):
             del heads[at]

@@ -74,7 +74,7 @@ def _add_run(commands: Any) -> None:
         "run",
         summary="replay a recording with one policy",
         description="Replay recorded requests on simulated engines, through the dispatcher and the policy that would "
-        "run live, and print what became of them.",
+        "run live, and print the outcomes.",
         example=RUN_EXAMPLE,
     )
     _add_setting(parser)
@@ -115,7 +115,7 @@ def _add_capacity(commands: Any) -> None:
         summary="the load at which a policy still meets objectives",
         description="Find the largest speed-up of a recording at which 90 %% of all requests meet their objectives. "
         "A rejected one is a miss. The 99th percentile of the time to the first token stands beside it: a policy "
-        "can gain capacity by letting hopeless requests wait.",
+        "can gain capacity by delaying hopeless requests.",
         example=CAPACITY_EXAMPLE,
     )
     _add_setting(parser)

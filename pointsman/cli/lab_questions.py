@@ -26,7 +26,7 @@ examples:
   pointsman lab whatif new.yaml --against old.yaml                   on the newest requests of the running plane
 """
 RECORDS = 100_000
-"""Of a plane, at most."""
+"""Maximum number of requests of a plane."""
 
 
 def add_regret(commands: Any) -> None:
@@ -77,8 +77,8 @@ def add_whatif(commands: Any) -> None:
         summary="what a changed manifest would do to recent traffic",
         description="Replay a recording, or the newest requests of the running plane, on the fleets of two manifests, "
         "and say whether the new one may be applied. The exit code is 1 if the share of requests in time falls by more "
-        "than --worse. Records of a plane have lengths and times, and not which prompts begin alike. A recording has "
-        "both.",
+        "than --worse. Records of a plane have lengths and times, but do not show which prompts begin alike. A "
+        "recording has both.",
         example=WHATIF_EXAMPLE,
     )
     parser.add_argument("file", metavar="NEW.yaml", help="the changed manifest")
@@ -133,7 +133,7 @@ def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
 
 @contextmanager
 def traffic_of(args: argparse.Namespace) -> Iterator[str]:
-    """The recording, or a file with what the plane has recorded."""
+    """The recording, or a file with the requests that the plane has recorded."""
     import msgspec
 
     from pointsman.cli.client import client_of

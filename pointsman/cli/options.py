@@ -1,4 +1,4 @@
-"""What commands share: options for the plane, parsers of numbers and times, and errors of the output."""
+"""Common parts of commands: options for the plane, parsers of numbers and times, and errors of the output."""
 
 import argparse
 import json
@@ -158,5 +158,5 @@ def drop_output_if_unwritable() -> bool:
 
 
 def _drop(stream: TextIO) -> None:
-    """Discard what is left in its buffer, which Python would try to write on exit, and fail."""
+    """Drop the rest of its buffer, which Python would otherwise try to write on exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -81,7 +81,7 @@ def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
 
 
 def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
-    """What would be done if nothing runs yet, in the form of the admin API."""
+    """The changes if nothing runs yet, in the form of the admin API."""
     import msgspec
 
     from pointsman.config.changes import Outlook, changes_between

@@ -93,7 +93,7 @@ class Bound(NamedTuple):
     graph: Graph
     owners: Mapping[str, Owner]
     input: InputNode | None = None
-    """What stands for the input, if anything does."""
+    """The value that stands for the input, if there is one."""
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:

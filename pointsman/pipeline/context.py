@@ -30,7 +30,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """When the response is due, by `clock`; None without a deadline."""
     clock: Callable[[], float] | None = None
     env: MutableMapping[str, str | None] | None = None
-    """Environment variables of the node, where it shares its process with others; None: it has none of its own."""
+    """Environment variables of the node if it shares its process with others; None if it has its own process."""
     recorder: Callable[[str, float], None] | None = None
     """Receives custom metrics; None if they are not collected here."""
 
