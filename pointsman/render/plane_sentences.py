@@ -36,7 +36,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "scaling-down-factor": "{step} of {change} fewer at once (downFactor {factor:g})",
     "scaling-max-step": "{step} at a time (maxStep)",
     "scaling-idle-timeout": "the last replica goes after {idle_timeout_s:g} s without a request (idleTimeout)",
-    # What is wrong with a policy, or with instances
+    # Problems of a policy, or of instances
     "policy-too-slow": either(
         "taken_s",
         None,

@@ -118,7 +118,7 @@ def _with_absence(template: Template, advice: str = "") -> Callable[[Facts], str
 
 
 def _groups(facts: Facts) -> list[Group]:
-    """Rejections by code, also in their form in JSON."""
+    """Rejections by code, with their form in JSON."""
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 

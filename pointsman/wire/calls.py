@@ -41,11 +41,11 @@ FAILED_LINE = b"x-pointsman-failed"
 """A replica sends it after the last piece if code raises then: the status, and the body of the error as base64. So the
 answer ends like any other, and the error is that of the call, not of the connection."""
 MAX_FAILURE_BYTES = 32 * 1024
-"""Of the body of such an error, whose traceback is left out if it has more."""
+"""Maximum bytes of the body of such an error; beyond it, its traceback is left out."""
 
 EXT_HANDLE = 3
 MAX_BLOBS = 10_000
-"""Of one call."""
+"""Maximum number of blobs of one call."""
 
 _encode = Encoder(enc_hook=array_as_ext).encode
 
@@ -196,7 +196,7 @@ def _reference(code: int, data: memoryview) -> Any:
 
 
 def failed_after_pieces(status: int, body: bytes) -> bytes:
-    """The trailer of an answer in pieces that code has broken off."""
+    """The trailer of an answer in pieces that ended with an error of the code."""
     if len(body) > MAX_FAILURE_BYTES:
         error = msgspec.json.decode(body)
         kept = {"type": error.get("type", ""), "message": str(error.get("message", ""))[: MAX_FAILURE_BYTES // 4]}
@@ -218,7 +218,7 @@ def failure_after_pieces(trailers: bytes) -> tuple[int, bytes] | None:
 
 
 def failed_piece(status: int, body: bytes) -> bytes:
-    """The last of some pieces, which says that no more come, and why."""
+    """The last piece, which marks the end of the pieces and has the error, if there is one."""
     return FAILED + status.to_bytes(2, "little") + len(body).to_bytes(4, "little") + body
 
 
@@ -230,7 +230,7 @@ class PieceReader:
         self._held = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The blobs of whole pieces. Raises after the last one what the code has raised then."""
+        """The blobs of complete pieces. After the last one, raises what the code has raised."""
         self._held += data
         while len(self._held) >= 4:
             if self._held.startswith(FAILED):
