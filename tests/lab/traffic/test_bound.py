@@ -79,7 +79,7 @@ def test_no_policy_exceeds_the_bound(policy: str, workload: str) -> None:
 MACHINE = hardware(FLEET.partition("x")[2])
 
 
-def test_what_is_hopeless_is_an_intrinsic_miss() -> None:
+def test_a_hopeless_request_is_an_intrinsic_miss() -> None:
     each = [
         RecordedRequest(timestamp=number * 1000, input_length=100_000 if number < 3 else 500, output_length=5)
         for number in range(10)
