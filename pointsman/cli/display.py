@@ -23,11 +23,11 @@ _STATES = {
     "backing off": "red",
 }
 MAX_REASON = 120
-"""Characters of a reason in a table."""
+"""Maximum characters of a reason in a table."""
 MAX_REMEDY = 1000
 """Maximum characters of a reason that ends with a remedy."""
 MAX_CHANGE = 200
-"""Characters of a change of a target in a table."""
+"""Maximum characters of a change of a target in a table."""
 
 
 class Paint:
@@ -129,13 +129,13 @@ class DeploymentRow:
 
     @property
     def stopped(self) -> str:
-        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty if none of it is so."""
+        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty if nothing of this happened."""
         refused = "; ".join(self.refused) if not self.awaited else ""
         return next((one.reason for one in self.instances if one.given_up), refused)
 
     @property
     def failing(self) -> "InstanceRow | None":
-        """An instance that has failed to start as often as stops a rollout, where no other one serves."""
+        """An instance that has failed to start `MAX_STARTS` times; None if another one serves."""
         tried = (one for one in self.instances if not one.given_up and one.restarts >= MAX_STARTS)
         return None if self.ready else next(tried, None)
 
@@ -213,7 +213,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
 
 
 def promotion_text(one: Mapping[str, Any]) -> str:
-    """On one line: the state, the shares and the reason."""
+    """A promotion on one line: its state, the shares and the reason."""
     shares, changes = one["shares"], one["changes"]
     told = ", ".join(f"{name} {change:+.1%}" for name, change in changes.items() if change is not None)
     counts = f"{shares['candidate']['requests']} of {shares['in_force']['requests'] + shares['candidate']['requests']}"
@@ -380,7 +380,7 @@ def scaling_text(data: Mapping[str, Any]) -> str:
 
 
 def headline(data: Mapping[str, Any]) -> str:
-    """The target, what set it, and the instances that there are."""
+    """The target, what has set it, and the number of instances."""
     policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
     coming = data["starting"] - unplaced  # instances without a place count as starting
     there = [

@@ -35,7 +35,7 @@ def add_regret(commands: Any) -> None:
         "regret",
         summary="what one decision of a run has cost",
         description="Replay a run of `lab run --save` once for each other instance: the same up to one decision, which "
-        "is forced, and then the policy goes on. Print the difference in misses and latencies.",
+        "is forced; then the policy continues. Print the difference in misses and latencies.",
         example=REGRET_EXAMPLE,
     )
     parser.add_argument("saved", type=Path, metavar="RUN", help="the file of lab run --save")
@@ -110,7 +110,7 @@ def _whatif(args: argparse.Namespace) -> int:
 
 
 def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
-    """Both manifests, the one in force first."""
+    """Replay both manifests, the one in force first."""
     from pointsman.lab.traffic import Objectives, ReplaySetting, TrafficComparison, Trial, fleet_of, run_trials
 
     trials = [

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
-    """The requests of a recording on the manifest; `pointsman lab whatif` compares it with another."""
+    """Replay a recording on the manifest; `pointsman lab whatif` compares it with another."""
     from pointsman.lab.traffic import (
         ReplaySetting,
         TrafficComparison,

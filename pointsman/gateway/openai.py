@@ -160,7 +160,7 @@ def with_model(body: Bytes, model: str) -> bytes:
     """A valid body with another model; all other bytes stay as they are."""
     text = bytes(body)
     # Quotes in a string are escaped, so this is a key or a string of its own. If there is only one, and no letter of
-    # the key can be escaped elsewhere, it is the key that was read; else the fields are taken apart.
+    # the key can be escaped elsewhere, it is the key that was read; else the body is split into fields.
     if text.count(b'"model"') == 1 and b"\\u006" not in text and (found := _MODEL.search(text)):
         return b"".join((text[: found.start(1)], msgspec.json.encode(model), text[found.end(1) :]))
     return with_fields(text, model=model)

@@ -33,7 +33,7 @@ class NodeLease:
         return self._stamp
 
     def forget(self) -> None:
-        """The node was replaced by another, with its own clock."""
+        """Drop the stamp: the node was replaced by another, with its own clock."""
         self._stamp = None
 
     def until_over(self, at: float) -> float:

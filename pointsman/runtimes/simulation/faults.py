@@ -131,7 +131,7 @@ class FaultInjector:
         }
 
     def schedule(self, faults: Iterable[AnyFault], since: float = 0.0) -> None:
-        """`since`: the time on the clock from which those of the faults count."""
+        """`since`: the time on the clock that is 0 for the faults."""
         for fault in faults:
             self._simulation.clock.call_at(since + fault.at, self._strike, fault)
 
