@@ -129,7 +129,7 @@ class DeploymentRow:
 
     @property
     def stopped(self) -> str:
-        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty if nothing of this happened."""
+        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty otherwise."""
         refused = "; ".join(self.refused) if not self.awaited else ""
         return next((one.reason for one in self.instances if one.given_up), refused)
 

@@ -77,13 +77,13 @@ def write_file(file: Path, text: str) -> None:
 
 def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 1 on')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
     return int(text)
 
 
 def at_least_zero(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 0 on')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 0')
     return int(text)
 
 

@@ -65,7 +65,7 @@ class ReservedSpec(Section, frozen=True):
 
 
 class UsedSpec(Section, frozen=True):
-    """In use by anything but the instances below."""
+    """Resources that anything but the instances below uses."""
 
     memory: Size = None
 

@@ -31,7 +31,7 @@ class ManifestText(msgspec.Struct, frozen=True):
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
-"""In force where only applications were ever deployed."""
+"""The manifest in force if only applications were ever deployed."""
 
 
 class Deployed(msgspec.Struct, frozen=True):

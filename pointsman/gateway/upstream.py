@@ -330,7 +330,7 @@ class RetryBudget:
 
     def __init__(self, share: float, *, reserve: float = 50.0, per_second: float = 10.0) -> None:
         self.share = share
-        """Of a retry, that each request adds."""
+        """The share of a retry that each request adds."""
         self.requests = 0
         """That were admitted since the last call of `allows`."""
         self._most = self._left = reserve
@@ -364,11 +364,11 @@ class Upstream:
         self.loop = loop
         self.retries = RetryBudget(settings.retry_budget)
         self.in_flight: dict[str, Carried] = {}
-        """By request id."""
+        """Requests in flight, by id."""
         self.outbox = Outbox(loop, self.in_flight)
         self.unsent = Unsent()
         self._pools: dict[str, ConnectionPool] = {}
-        """By instance id."""
+        """Connection pools, by instance id."""
         self._keys_read_at = 0.0
         self.lacks: set[tuple[str, bytes]] = set()
         """Instances, and the paths that they lack although their engines should have them."""

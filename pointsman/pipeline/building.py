@@ -35,7 +35,7 @@ class Code(NamedTuple):
     name: str
     """module:Name or path/to/file.py:Name."""
     version: str
-    """Of its file."""
+    """The version of its file."""
     root: str = ""
     """The folder to import its module from; empty if it is installed."""
 

@@ -32,9 +32,9 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     kv_splits: int = 1
     """Into how many parts tensor parallelism can divide the KV cache: the KV heads; beyond that they are replicated."""
     activation_bytes: int = 0
-    """On each GPU, for the activations of one step."""
+    """Bytes on each GPU for the activations of one step."""
     overhead_bytes: int = 0
-    """On each GPU, for the engine itself."""
+    """Bytes on each GPU for the engine itself."""
     host_bytes: int = 0
     """Memory of the machine, wherever the model is."""
     context: int = 0
@@ -119,7 +119,7 @@ class Cuts:
         self._kv = [0, *accumulate(kv)]
         self._tp, self._kv_parts = tp, min(tp, need.kv_splits)
         self.fixed_bytes = need.activation_bytes + need.overhead_bytes
-        """On each GPU of any stage."""
+        """Bytes on each GPU of any stage."""
         each = zip(accumulate(sorted(need.layer_bytes)), accumulate(sorted(kv)), strict=True)
         self.least_bytes = [self.fixed_bytes + weights / tp + part / self._kv_parts for weights, part in each]
         """Minimum bytes on each GPU of a stage of one, two, three... layers, whichever layers they are."""

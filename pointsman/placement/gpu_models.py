@@ -16,7 +16,7 @@ class GpuModel(msgspec.Struct, frozen=True):
     name: str
     vendor: str
     nominal_gb: int
-    """As its name says."""
+    """Gigabytes, as in the name of the model."""
     memory_bytes: int
 
     @property

@@ -346,7 +346,7 @@ class Batches:
         self._calling = calling
         self._loop = loop or asyncio.get_running_loop()
         self._waiting: deque[tuple[RunningCall, float]] = deque()
-        """With their arrival times."""
+        """Waiting calls with their arrival times."""
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 

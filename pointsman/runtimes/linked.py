@@ -48,7 +48,7 @@ class LaneNews:
         self._traffic = traffic
         self._clock = clock
         self._peers: dict[str, tuple[Lane, Peers]] = {}
-        """By deployment."""
+        """Lanes and their peers, by deployment."""
 
     def news(self) -> dict[str, News]:
         """The changes since the last call, by deployment."""

@@ -1,6 +1,6 @@
 """What a plane needs from its traffic, whatever carries it: dispatchers in this process, or in gateways elsewhere too.
 
-Enters: plans, instances and metrics. Leaves: what requests show about instances, and how many there are. The one rule:
+Enters: plans, instances and metrics. Leaves: what requests show about instances, and numbers of requests. The one rule:
 an instance is idle only if no request is in flight on it, wherever it was sent from.
 """
 
@@ -28,7 +28,7 @@ class ServiceTable(Protocol):
     def withdraw(self, deployment: str, instance_id: str, why: str) -> None: ...
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call `then` once, as soon as no request is in flight on an instance; never within this call."""
+        """Make a call once, as soon as no request is in flight on an instance; never within this one."""
         ...
 
 
@@ -79,7 +79,7 @@ class Demand(Protocol):
         ...
 
     def expect(self, deployment: str, start_up_s: float | None) -> None:
-        """How long an instance takes to start; None if unknown."""
+        """Set how long an instance takes to start; None if unknown."""
         ...
 
     def used(self) -> set[str]:
@@ -111,8 +111,8 @@ class PlaneTraffic(Protocol):
         ...
 
     def look(self, instance_ids: Iterable[str]) -> None:
-        """Refuse requests that wait in vain; called every second. `instance_ids`: those that the plane knows, ready or
-        not."""
+        """Refuse requests for which no instance is expected; called every second. `instance_ids`: the instances that
+        the plane knows, ready or not."""
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ LARGE_BYTES = 256 * 1024
 """Values whose buffers have more bytes in total go through shared memory."""
 EXT_BLOB, EXT_ARRAY = 1, 2
 MAX_DEPTH = 64
-"""Of nested lists and dicts; deeper values are pickled."""
+"""Maximum depth of nested lists and dicts; deeper values are pickled."""
 
 _SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
 _NAMES = frozenset({str})

@@ -25,8 +25,9 @@ from pointsman.wire.failures import raised_by
 from pointsman.wire.shared_memory import BufferSource, UnreadableBlob
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
-"""Of an answer: blob: one value for the next step; value: the same without shared memory, for a program outside; json:
-for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per piece."""
+"""The form of an answer. blob: one value for the next step; value: the same without shared memory, for an outside
+program; json: for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per
+piece."""
 COLLECTED: frozenset[Form] = frozenset({"blob", "value", "whole"})
 """Forms in which the values of a generator are one list."""
 
@@ -87,7 +88,7 @@ NO_KWARGS = template({})
 
 
 class CallHead(msgspec.Struct, array_like=True, kw_only=True):
-    """Everything about a call but the values."""
+    """Everything about a call except the values."""
 
     method: str
     args: Raw = NO_ARGS
@@ -103,9 +104,9 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     app: str = ""
-    """In calls through handles: the application,"""
+    """In calls through handles: the application."""
     node: str = ""
-    """and the node that is called."""
+    """In calls through handles: the node that is called."""
     step: str = ""
     """The step of the request; in calls through handles, the step that makes the call."""
     http: HttpHead | None = None

@@ -32,9 +32,9 @@ class UnreadableBlob(PointsmanError):
 
 
 KEPT_BYTES = 128 * 1024 * 1024
-"""Of files that a process keeps for reuse."""
+"""Maximum total size of files that a process keeps for reuse."""
 ALIGNMENT = 64
-"""Of buffers, for vector instructions."""
+"""Alignment of buffers, for vector instructions."""
 MAX_WASTE = 4
 """How many times larger than its content a reused file may be."""
 

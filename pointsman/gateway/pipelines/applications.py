@@ -180,7 +180,7 @@ class Applications:
         self._gateway = gateway
         self._prepared: dict[str, PreparedApplication] = {}
         self._in_flight: dict[str, PipelineRequest] = {}
-        """By request id."""
+        """Requests in flight, by id."""
         gateway.admission.names_in_flight = self._in_flight
         self.replica_calls = ReplicaCalls(gateway, self)
         self._files = SharedFiles(gateway.loop, gateway.tasks)

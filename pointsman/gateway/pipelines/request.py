@@ -46,7 +46,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
-    """On the gateway's clock."""
+    """The time on the gateway's clock; None if there is no deadline."""
     traceparent: str = ""
     """The trace that the client's request is part of, as W3C writes it."""
 

@@ -49,7 +49,7 @@ class StepFailure(msgspec.Struct, frozen=True):
     raised: Mapping[str, str] = {}
     """What the code raised, for handles: type, message and, if it can be sent, the exception itself."""
     body: bytes = b""
-    """The response of the replica, if it is passed on as it is."""
+    """The response of the replica, if it is passed on unchanged."""
     retry_after_s: int | None = None
     """None if trying again is of no use."""
     is_between_pieces: bool = False
@@ -96,7 +96,7 @@ class StepCall(InFlight, eq=False):
     _sent_body: bytes = b""
     """The body as the instance gets it."""
     _sent: bool = False
-    """A replica may have begun it."""
+    """Whether a replica may have begun it."""
     _pieces: list[bytes] | None = None
     _events: EventStream | None = None
     """Reads a stream of events: all are passed on as they come, and only those with data extend the deadline."""

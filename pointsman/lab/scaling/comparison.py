@@ -18,7 +18,7 @@ from pointsman.scaling.policy import DeploymentView, Wish
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000
-"""As many replicas or more are no limit."""
+"""A limit of this many replicas or more counts as none."""
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 
 

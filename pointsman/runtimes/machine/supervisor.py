@@ -10,9 +10,9 @@ processes. The one rule: no engine outlives the supervisor, and no message from 
             exited{id, pid, code | signal}  confused{why}
 
 Each engine has a process group of its own. Signals go to the whole group; when its leader exits, the rest is killed.
-`born` tells a process from a later one of the same pid. With a lease (a plane on another machine), engines run only
-while it is renewed, whatever the connection does. A process with `outlives_s`, such as a gateway, owns nothing that
-others could own too: it runs on for this long after the lease.
+`born` distinguishes a process from a later one of the same pid. With a lease (a plane on another machine), engines run
+only while it is renewed, regardless of the connection. A process with `outlives_s`, such as a gateway, owns nothing
+that others could own too: it keeps running for this long after the lease.
 """
 
 import json
@@ -74,7 +74,7 @@ class EngineLease:
 
 
 class LeasedChildren:
-    """Ends the children that a lease allowed when the lease is over. Without a lease it does nothing.
+    """Ends the children under a lease when the lease is over. Without a lease it does nothing.
 
     A supervisor that is frozen, or waits too long for a core, is killed by the kernel then, and its children with it.
     """
@@ -148,7 +148,7 @@ class PlaneConnection:
         self._unsent = b""
 
     def accept(self, listener: socket.socket) -> bool:
-        """Accept a plane. Returns False if that failed, or if another plane is connected, which it is told."""
+        """Accept a plane. Returns False if that failed, or if another plane is connected, and answers so."""
         greeting = {"say": "supervisor", "pid": os.getpid(), "busy": False}
         try:
             plane, _ = listener.accept()
