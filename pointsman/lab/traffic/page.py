@@ -145,7 +145,7 @@ def _bounds(compared: TrafficComparison) -> str:
     ]  # fmt: skip
     note = (
         "No policy exceeds it. Assumed: an unlimited prefix cache that all engines share, marginal work, and all "
-        "engines as one machine that may pause any work. The share in time lets late requests wait without end."
+        "engines as one machine that may pause any work. The share in time lets late requests wait without limit."
     )
     return f"<h2>What is possible</h2>{_table(heads, rows)}<p class=dim>{note}</p>"
 

@@ -189,7 +189,7 @@ class Band:
         return head
 
     def take(self, item: Queued) -> None:
-        """A request goes to be served."""
+        """Note that a request is taken to be served."""
         if item in self.parked:
             self.parked.remove(item)
             self.put(item)  # so that its flow is charged as for any other
