@@ -25,7 +25,7 @@ OURS = Path(__file__).parents[1]
 
 
 class Case(msgspec.Struct):
-    """Something that is measured: a call of `work` is `units` of it."""
+    """A measurement: a call of `work` does `units` of it."""
 
     work: Callable[[], object]
     units: int
@@ -60,7 +60,7 @@ class Checkout:
 
 
 async def serve(folder: str) -> None:
-    """Measure what is asked for, with the package of this folder."""
+    """Run the requested measurements, with the package of this folder."""
     sys.path.insert(0, folder)
     import pointsman
 
@@ -76,7 +76,7 @@ async def serve(folder: str) -> None:
     print(msgspec.json.encode(list(cases)).decode(), flush=True)
     for line in sys.stdin:
         case = cases[line.rstrip("\n")]
-        case.work()  # the caches are the other one's
+        case.work()  # otherwise the caches are those of the other checkout
         start = time.process_time()
         case.work()
         print((time.process_time() - start) / case.units * 1e6, flush=True)

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     each_us: list[float]
     """CPU microseconds of each gateway process, per request of the run."""
     owner_us: float
-    """The same of the process of the plane, if it serves no clients."""
+    """CPU microseconds of the process of the plane, if it serves no clients."""
 
     @property
     def busiest_rps(self) -> float:
@@ -70,7 +70,7 @@ def manifest(processes: int) -> str:
 
 
 async def load(url: str, connections: int, seconds: float) -> int:
-    """Send requests one after the other on each connection. How many were answered."""
+    """Send requests one after the other on each connection. Returns how many were answered."""
     where, until = urlsplit(url), time.monotonic() + seconds
 
     async def client() -> int:
@@ -112,14 +112,14 @@ RATE, DEADLINE_S = 20.0, 0.4
 
 
 class Quality(NamedTuple):
-    """What became of requests that share beginnings."""
+    """The results of requests that share beginnings."""
 
     processes: int
     is_cut: bool
     hit_rate: float
-    """Of prompt tokens."""
+    """Share of prompt tokens."""
     attainment: float
-    """Requests answered within `DEADLINE_S`, of all."""
+    """Share of requests answered within `DEADLINE_S`."""
     failed: int
 
 
@@ -131,7 +131,7 @@ def sharing_manifest(processes: int) -> str:
 
 
 async def conversations(url: str, requests: int) -> list[tuple[float, int, int]]:
-    """Of each answered request: seconds, prompt tokens, and how many of them were cached. The same every time."""
+    """For each answered request: seconds, prompt tokens, and cached prompt tokens. The same every time."""
     where, rng, loop = urlsplit(url), random.Random(7), asyncio.get_running_loop()
     topics = [" ".join(f"t{number}w{word}" for word in range(TOPIC_WORDS)) for number in range(TOPICS)]
 
@@ -179,7 +179,7 @@ CASES = ((1, False), (2, False), (4, False), (4, True))
 
 
 def qualities(requests: int, rounds: int) -> list[Quality]:
-    """Of all cases, round by round."""
+    """The results of all cases, round by round."""
     return [quality(number, requests, is_cut=is_cut) for _ in range(rounds) for number, is_cut in CASES]
 
 

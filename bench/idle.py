@@ -65,7 +65,7 @@ async def serve(count: int) -> None:
 
 @contextmanager
 def endpoints(count: int) -> Iterator[list[int]]:
-    """The ports of `count` endpoints, all of one process."""
+    """The ports of `count` endpoints, all in one process."""
     command = [sys.executable, "-m", "bench.idle", "--serve", str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None

@@ -96,7 +96,7 @@ class Whole:
 
 
 def sent_by(trace: Trace, variant: Variant) -> dict[str, list[Sent]]:
-    """By instance, what the same replay sends there."""
+    """The requests that the same replay sends to each instance."""
     found: dict[str, list[Sent]] = defaultdict(list)
 
     def note(one: RequestOutcome) -> None:
@@ -125,7 +125,7 @@ def on_clock(sent: dict[str, list[Sent]]) -> Callable[[], None]:
             clock.halt()
 
     def submit(engine: SimulatedEngine, one: Sent) -> None:
-        # No lane: nothing decides here.
+        # No lane: no decisions are made here.
         engine.submit(SimulatedRequest(None, one.request, one.output_tokens, one.hashes))  # type: ignore[arg-type]
 
     for name, each in sent.items():

@@ -39,22 +39,22 @@ from pointsman.render.text import text_table
 STREAMS, TOKENS, TOKENS_PER_SECOND = 32, 50, 100
 LOCAL, RAY = "local", "ray"
 READY_S = 180.0
-"""How long a plane may take to start."""
+"""Time limit for a plane to start."""
 
 
 class Pace(NamedTuple):
-    """How much of each part is measured."""
+    """The amount of measurements of each part."""
 
     diamond: int
     """Rounds over the servers."""
     turns: int
-    """Of streams, on each runtime."""
+    """Rounds of streams, on each runtime."""
     router: int
     """Rounds over the routers."""
     gateways: int
     """Rounds of one and two gateway processes."""
     seconds: float
-    """Of each turn of gateway processes."""
+    """Seconds of each turn of gateway processes."""
     shared: int
     """Requests of each run that shares prefixes."""
 
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
     what: str
     values: Sequence[float]
-    """One of each round."""
+    """Values, one per round."""
     bound: float
     at_least: bool = False
 
@@ -148,14 +148,14 @@ def manifest() -> str:
 
 
 async def stream(url: str, rounds: int) -> tuple[int, list[float], float]:
-    """Clients with a stream each, some streams after each other: chunks, times to the first one, and seconds in all."""
+    """Clients with several streams each, one after another: chunks, times to the first chunk, and total seconds."""
     body = json.dumps({"model": "m", "max_tokens": TOKENS, "stream": True, "prompt": "where does this train go?"})
     head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     request, where = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode(), urlsplit(url)
     firsts: list[float] = []
 
     async def client(number: int) -> int:
-        """Clients begin one after the other: the first token of one does not wait for those of all."""
+        """Clients begin one after another: the first token of one does not wait for those of all."""
         await asyncio.sleep(number / STREAMS * TOKENS / TOKENS_PER_SECOND)
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         chunks = 0
@@ -241,7 +241,7 @@ def gateways(pace: Pace) -> list[Row]:
 
 
 def sharing(pace: Pace) -> tuple[list[Row], str]:
-    """Rows of those that hear each other; a gateway that is cut off only has to lose no request."""
+    """Rows of linked gateways; a gateway that is cut off only must not lose a request."""
     found = qualities(pace.shared, pace.gateways)
     one, *others = (found[place :: len(CASES)] for place in range(len(CASES)))
     rows = []
@@ -267,7 +267,7 @@ def router(pace: Pace) -> list[Row]:
 
 
 Part: TypeAlias = Callable[[Pace, Path, Path], tuple[list[Row], str]]
-"""How much, where Ray Serve is installed, and a folder: rows, and a table to print before them."""
+"""The amount, the environment of Ray Serve, and a folder. Returns rows, and a table to print before them."""
 PARTS: dict[str, Part] = {
     "diamond": diamond,
     "streams": lambda pace, _, folder: streams(pace, folder),
@@ -278,11 +278,11 @@ PARTS: dict[str, Part] = {
 
 
 def measured_part(name: str, pace: Pace, peers: Path, folder: Path) -> list[Row]:
-    """The rows of a part. One that fails says why, and does not keep the others from being measured."""
+    """The rows of a part. If one fails, it reports why, and the others are still measured."""
     progress(name)
     try:
         rows, table = PARTS[name](pace, peers, folder)
-    except Exception as error:  # of Ray, of planes and of clients
+    except Exception as error:  # exceptions of Ray, of planes and of clients
         print(f"{name}: {type(error).__name__}: {error}\n")
         return [Row(name, [], 0.0)]
     if table:

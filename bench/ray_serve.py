@@ -25,7 +25,7 @@ CLIENTS = (1, 8, 32)
 TARGET = 1.10
 SERVE, AGAIN = "serve", "serve-again"
 Times: TypeAlias = dict[tuple[str, int, str], list[float]]
-"""By way, number of clients and router: milliseconds per request, one of each round."""
+"""By way, number of clients and router: milliseconds per request, one value per round."""
 
 
 def deployments() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def decision_us() -> float:
 
 
 def ratios(found: Times) -> dict[tuple[str, str], list[float]]:
-    """By way and router: time per request / that with Serve's router, of each round and number of clients."""
+    """By way and router: time per request / that with Serve's router, for each round and number of clients."""
     made: dict[tuple[str, str], list[float]] = {}
     for (how, clients, name), times in found.items():
         if name != SERVE:
@@ -159,7 +159,7 @@ def table(found: Times) -> str:
 
 def on_serve(rounds: int, seconds: float) -> Times:
     """Start Ray and Serve, and measure."""
-    # A token of its own, so that Ray leaves none in the home folder.
+    # A separate token, so that Ray leaves none in the home folder.
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0"}
     import ray
     from ray import serve

@@ -28,11 +28,11 @@ from pointsman.types import ExecutionInstance, RequestMetadata
 ENDPOINTS = [f"e{number}" for number in range(8)]
 CONNECTIONS = 32
 SCORERS = {"prefix-cache-scorer": 3, "queue-scorer": 2, "kv-cache-utilization-scorer": 2}
-"""As in `bench.gateway`."""
+"""The same as in `bench.gateway`."""
 
 
 def manifest(scorers: Mapping[str, int]) -> str:
-    """`scorers`: with their weights; empty: the default policy."""
+    """`scorers` with their weights; empty: the default policy."""
     endpoints = [{"name": name, "url": f"http://127.0.0.1:{9000 + n}"} for n, name in enumerate(ENDPOINTS)]
     deployment: dict[str, object] = {"name": "chat", "model": "chat", "endpoints": endpoints}
     if scorers:
@@ -182,7 +182,7 @@ class RoundRobin:
 
 
 def cases() -> dict[str, Case]:
-    """For `bench.beside`."""
+    """The cases for `bench.beside`."""
     found = {}
     for size, rounds in ((300, 6), (64 * 1024, 3), (256 * 1024, 1)):
         harness = Harness(size)

@@ -92,7 +92,7 @@ def cycle_row(endpoints: int, target: int) -> list[str]:
 
 
 def cases() -> dict[str, Case]:
-    """For `bench.beside`."""
+    """The cases for `bench.beside`."""
     policies = {f"default policy, {n}": Case(busy_policy(SloMissScorer(), n, 50), 50) for n in (16, 256)}
     return {f"cycle, {n:,} endpoints": Case(cycles(n, 100), 100) for n in (8, 100, 1000)} | policies
 
@@ -395,13 +395,13 @@ def dispatching(endpoints: int, traced: bool) -> float:
     return cpu_us(serve, DECISIONS, tries=5)
 
 
-# Code of users
+# Users' code
 
 GUARD = ["us plain", "us timed and interruptible"]
 
 
 class Nothing:
-    """A scorer of a user."""
+    """A user's scorer."""
 
     def scores(self, cycle: object, candidates: list[float]) -> list[float]:
         return candidates

@@ -28,7 +28,7 @@ PER_RUN = 10_000
 PER_SECOND = 20.0
 BEGIN_S = 5.0
 TIMEOUT_S = 120.0
-"""Of a request in the queue."""
+"""Time to live of a request in the queue."""
 BLOCK = 16
 POLICIES = ("fifo", "priority", "slo-aware", "adaptive", "power-of-two", "")
 MANIFEST = """
@@ -80,7 +80,7 @@ def soak(seed: int, requests: int = PER_RUN, faults: int = PER_RUN // 100) -> So
     wrong: list[str] = []
 
     def listen(at: float, what: str, one: SimulatedRequest, _where: str) -> None:
-        """Follow each request from state to state."""
+        """Track each request from state to state."""
         name = one.request.request_id
         before = open_.get(name)
         if what == "first-token" and before != "sent":
@@ -117,7 +117,7 @@ def soak(seed: int, requests: int = PER_RUN, faults: int = PER_RUN // 100) -> So
 
 
 def leftovers(simulation: Simulation) -> list[str]:
-    """What engines and dispatchers still hold, although every request has ended."""
+    """What engines and dispatchers still hold after the end of every request."""
     found = []
     for engine in simulation.engines.each.values():
         pace = engine.pace
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     runs = -(-options.requests // PER_RUN)
-    per_run = round(options.faults / runs * 1.35)  # some find no instance to strike, or no second gateway
+    per_run = round(options.faults / runs * 1.35)  # some find no running instance, or no second gateway
     seeds = range(options.first_seed, options.first_seed + runs) if options.seed is None else [options.seed]
     began, ends, happened, failed = time.monotonic(), Counter[str](), Counter[str](), []
     done = 0

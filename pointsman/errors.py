@@ -57,11 +57,11 @@ class ConfigError(PointsmanError, ValueError):
 
 
 SHOWN = 200
-"""Characters of a text from outside that an error repeats."""
+"""Maximum characters of an outside text that an error repeats."""
 LISTED = 50
-"""Known names that an error lists."""
+"""Maximum known names that an error lists."""
 LONGEST = 100
-"""Characters of a name that the nearest one is searched for: the search takes quadratic time."""
+"""Maximum characters of a name for which the nearest is searched: the search takes quadratic time."""
 CONSIDERED, COMPARED = 200, 4
 """Names that the search looks at: those with the same first letter and of the most similar length; and names that it
 compares letter by letter: those with the most pairs of letters in common."""
@@ -70,7 +70,7 @@ MAX_ENTRIES = 2000
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
-    """A text from outside as an error repeats it: at most `limit` characters of it."""
+    """A text from outside, as an error repeats it: at most `limit` characters of it."""
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
@@ -119,7 +119,7 @@ def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) ->
     return f"; known: {listed(names)}" if names else "; none are known"
 
 
-# What a validator says
+# Messages of a validator
 
 _TYPES = {
     "int": "a whole number",
@@ -221,7 +221,7 @@ class ProgramCall:
 
     @property
     def program(self) -> str:
-        """What runs `pointsman` in the shell that has called this process."""
+        """The words with which `pointsman` is called in the shell that has called this process."""
         import shutil  # only messages need it, and commands must start fast
 
         main = sys.modules.get("__main__")
@@ -229,7 +229,7 @@ class ProgramCall:
         if spec is not None and spec.name.startswith("pointsman."):
             return f"{shlex.quote(sys.orig_argv[0])} -m pointsman"
         if script.name != "pointsman" or not script.is_file():
-            return "pointsman"  # a program of the user's own
+            return "pointsman"  # a user's own program
         found = shutil.which("pointsman")
         return "pointsman" if found and script.samefile(found) else shlex.quote(sys.argv[0])
 
@@ -244,5 +244,5 @@ class ProgramCall:
 
 
 PROGRAM_CALL = ProgramCall()
-"""Set by the command line."""
+"""The command line sets it."""
 command = PROGRAM_CALL.command

@@ -113,7 +113,7 @@ def is_duration(annotation: Any) -> bool:
 # Secrets: values that may be one are never shown or logged, wherever they come from
 
 HIDDEN = "***"
-"""Stands for a value that is not shown."""
+"""The text in place of a value that is not shown."""
 _NAMES = (
     r"(?:sha256|secret|password|passwd|passphrase|pwd|credentials?|authorization|cookie"
     r"|(?:api|admin|access|private|auth|signing|hmac)[-_]?keys?|token)"

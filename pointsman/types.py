@@ -137,7 +137,7 @@ def arrived(request: RequestMetadata, now: float) -> RequestMetadata:
 
 
 class ExecutionInstance(msgspec.Struct, kw_only=True):
-    """A running model server, and what its owner knows about it."""
+    """A running model server, and its owner's knowledge about it."""
 
     instance_id: str
     host: str = ""
@@ -152,7 +152,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     can_accept_request: bool = True
     """Set by its health check or operator. Whether it has room is derived from the load."""
     closed: Reason | None = None
-    """Why it cannot accept requests; None if it can, or if no more is known."""
+    """Why it cannot accept requests; None if it can, or if the reason is unknown."""
     current_load: int = 0
     """Requests running on it now."""
     max_concurrency: int | None = None
@@ -171,7 +171,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
     serves_messages: bool = False
     """Whether its engine has Anthropic's API; if not, requests to that API are translated."""
     key: str = ""
-    """Where to find the API key of its engine, as `key_source` writes it; never the key. Empty: it needs none."""
+    """Where the API key of its engine is found, as `key_source` writes it; never the key. Empty if it needs none."""
     labels: dict[str, str] = {}
     namespace: str = ""
 
@@ -195,9 +195,9 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     reason: Reason | str = ""
     """Print it, or read its code and facts; a user's policy may give text."""
     confidence: float = 1.0
-    """How sure the policy is, from 0 to 1. Shown by `explain`; it decides nothing."""
+    """The policy's certainty, from 0 to 1. `explain` shows it; it has no other effect."""
     metadata: dict[str, Any] = {}
-    """Anything else that the policy wants to keep with the decision. Shown by `explain`; it decides nothing."""
+    """Anything else that the policy keeps with the decision. `explain` shows it; it has no other effect."""
 
 
 class WorkerStatus(Enum):

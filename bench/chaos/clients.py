@@ -86,7 +86,7 @@ class Sample(NamedTuple):
     instance: str
     status: int
     code: str
-    """Of the error; empty if there is none."""
+    """Code of the error; empty if there is none."""
     began: float
     first_at: float | None
     """When the first part of the response arrived; None if none did."""
@@ -193,7 +193,7 @@ class ResponseReader:
         self.headers: dict[str, str] = {}
         self.body = b""
         self.code = ""
-        """Of the error in the response."""
+        """Code of the error in the response."""
         self.first_at: float | None = None
 
     @property

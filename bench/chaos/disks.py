@@ -1,4 +1,4 @@
-"""Two real ways to let the writes of a running plane fail.
+"""Two real ways to make the writes of a running plane fail.
 
 A small disk of its own, which needs the right to mount: it is filled, and emptied again. And a limit on the size of
 files (`RLIMIT_FSIZE` 0) set on a running process from outside, which needs no rights: no file can grow.
@@ -18,7 +18,7 @@ class SmallDisk:
     """A file system in memory, mounted on a folder. `fill` takes all of its space."""
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made, for its owner only. Raises `OSError` if nothing can be mounted here."""
+        """Create the folder, for its owner only. Raises `OSError` if nothing can be mounted here."""
         folder.mkdir(mode=0o700)
         self.folder = folder
         mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m,mode=0700", "pointsman-disk", str(folder)]
@@ -54,7 +54,7 @@ def can_mount() -> bool:
 
 
 def forbid_writes(pid: int) -> None:
-    """No file that a process writes may grow from now on. Its children inherit that."""
+    """From now on, no file that a process writes may grow. Its children inherit that."""
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
 

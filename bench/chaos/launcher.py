@@ -13,7 +13,7 @@ from pointsman.runtimes.tasks import KeptTask, RepeatedCall, Tasks
 
 
 class InjectedFailure(Exception):
-    """What a repeated call raises."""
+    """The exception of a repeated call."""
 
 
 def watch(tasks: Tasks) -> None:
@@ -24,7 +24,7 @@ def kill_all(tasks: Tasks) -> None:
     for one in list(tasks.alive):
         if isinstance(one, KeptTask):
             if one.task is None:
-                continue  # it failed, and waits for its next start
+                continue  # it has failed, and waits for its next start
             one.task.cancel()
             print(f"killed {one.name}", flush=True)
         else:

@@ -27,7 +27,7 @@ class LivePlane:
     def __init__(self, folder: Path, *, launcher: str = "pointsman.cli.main", open_files: int | None = None) -> None:
         """`launcher`: the module that runs `pointsman up`. `open_files`: hard limit of open files of the plane."""
         self.program = [sys.executable, "-m", launcher]
-        """What runs commands."""
+        """The program that runs commands."""
         self._open_files = open_files
         self.folder = folder
         """Holds the manifests; working directory of the plane."""
@@ -36,7 +36,7 @@ class LivePlane:
         self.environment = {MARK: self._mark, "NO_COLOR": "1"}
         """Added to our own for every process of the plane."""
         self.flags: list[str] = []
-        """Of `pointsman up`."""
+        """Options of `pointsman up`."""
         self._process: subprocess.Popen[bytes] | None = None
 
     # Lifecycle
@@ -64,7 +64,7 @@ class LivePlane:
         return time.monotonic() - began
 
     def move(self, state: Path) -> None:
-        """Keep the state in this directory from now on."""
+        """Use this directory for the state from now on."""
         self.state, self.admin = state, Client(state)
 
     def write(self, manifest: str, name: str = "manifest.yaml") -> Path:

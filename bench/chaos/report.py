@@ -26,12 +26,12 @@ class Outcome(NamedTuple):
     settled_s: float | None = None
     """From the end of the load until every instance was ready; None if that did not happen."""
     skipped: str = ""
-    """Why it did not run."""
+    """Why it was not run."""
 
     # How requests ended
 
     def ended(self, *verdicts: Verdict) -> list[Sample]:
-        """Requests that ended so; those whose connection the fault itself has cut are not among them."""
+        """Requests that ended in this way, except for those whose connection the fault itself has cut."""
         return [one for one in self.samples if one.verdict in verdicts and not self.scenario.was_cut(one)]
 
     @property
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
     @property
     def served_share(self) -> float:
-        """Of the requests whose clients stayed."""
+        """The share of served requests, among those whose clients stayed."""
         stayed = len(self.samples) - len(self.ended(Verdict.DISCONNECTED))
         return len(self.ended(Verdict.SERVED)) / stayed if stayed else 0.0
 
@@ -110,7 +110,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def refusals(outcomes: Sequence[Outcome]) -> str:
-    """What clients were told whose requests were refused or broken off."""
+    """The errors of clients whose requests were refused or broken off."""
     rows = [
         [one.scenario.name, reason, str(count), message[:100]]
         for one in outcomes

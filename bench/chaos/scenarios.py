@@ -37,10 +37,10 @@ class Settings(NamedTuple):
     """The options of the command line."""
 
     seconds: float = 5.0
-    """Per scenario."""
+    """Duration of each scenario."""
     seed: int = 1
     every_s: float = 1.0
-    """Between two faults of the scenario `instances`."""
+    """Time between two faults of the scenario `instances`."""
     instances: int = 4
     clients: int = 12
     engine: str = "simulated"
@@ -72,7 +72,7 @@ class Scenario(ABC):
         self.settings = settings
         self.problems: list[str] = []
         self.gateway: dict[str, Any] = {}
-        """Added to the section of the manifest."""
+        """Settings that are added to the section `gateway` of the manifest."""
         self.endpoints: list[dict[str, Any]] = []
 
     def unavailable(self) -> str:
@@ -80,7 +80,7 @@ class Scenario(ABC):
         return ""
 
     def open(self, folder: Path, stack: ExitStack) -> LivePlane:
-        """Prepare everything, and return the plane, not yet started."""
+        """Prepare everything, and return the plane, which is not started yet."""
         plane = LivePlane(folder)
         stack.callback(plane.close)
         return plane
@@ -94,22 +94,22 @@ class Scenario(ABC):
 
     @abstractmethod
     def strike(self, plane: LivePlane) -> None:
-        """Inject the fault, once, into a plane under load; return when it is over, or goes on by itself."""
+        """Inject the fault once into a plane under load; return when it is over, or when it continues by itself."""
 
     def end(self, plane: LivePlane) -> None:
         """End the fault, after the load."""
 
     def was_cut(self, sample: Sample) -> bool:
-        """Whether the fault ended the connection of a request, so that the end of the connection told its client."""
+        """Whether the fault itself ended the connection of a request, so that the client knows of the failure."""
         return False
 
     @property
     def counts_survive(self) -> bool:
-        """Whether the plane that is asked at the end has counted all requests."""
+        """Whether the last plane has counted all requests."""
         return True
 
     def expect(self, plane: LivePlane, condition: Callable[[], object], what: str) -> None:
-        """Wait until the plane has done something about the fault."""
+        """Wait until the plane has reacted to the fault."""
         try:
             plane.until(condition, what, RECOVERY_S)
         except AssertionError:
@@ -132,7 +132,7 @@ class FaultyInstances(Scenario):
 
 
 class FaultyEngine(Scenario):
-    """One engine is faulty and stays so. It is a server that the plane does not start, so it cannot replace it."""
+    """One engine stays faulty. It is a server that the plane did not start, so the plane cannot replace it."""
 
     managed = -1
     fault: ClassVar[Mapping[str, Any]]

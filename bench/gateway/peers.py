@@ -258,6 +258,6 @@ class PointsmanBefore(Pointsman):
 
 
 def peers(environment: Path, before: Path | None = None) -> list[Peer]:
-    """In the order of the tables. `before`: the `pointsman` of another checkout, measured beside this one."""
+    """The servers, in the order of the tables. `before`: the `pointsman` of another checkout, measured beside this."""
     others = [Nginx(), Envoy(environment), VllmRouter(environment), SglangRouter(environment)]
     return [*others, *([] if before is None else [PointsmanBefore(before)]), Pointsman()]

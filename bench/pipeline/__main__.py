@@ -109,7 +109,7 @@ class Run:
 
 
 def that_can_run(given: Iterable[Server], results: Results) -> list[Server]:
-    """The servers that can be started here; results say of the others why not."""
+    """The servers that can be started here; results say why the others cannot."""
     taking_part = []
     for server in given:
         missing = server.missing()

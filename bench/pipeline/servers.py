@@ -92,7 +92,7 @@ class Pointsman(Server):
         return Launch([*up, *self.flags], f"/{app}", self.settings(folder))
 
     flags: ClassVar[list[str]] = []
-    """Of `pointsman up`."""
+    """Options of `pointsman up`."""
 
     def settings(self, folder: Path) -> Mapping[str, str]:
         """Environment variables."""

@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 
 class Kind(NamedTuple):
     part: int
-    """Hundredths of each of its GPUs."""
+    """Hundredths of a GPU, on each of its GPUs."""
     gpus: int
     cpus: float
     memory: float
@@ -74,7 +74,7 @@ def _types(workers: Sequence[Worker]) -> list[GpuType]:
 
 
 class _Program:
-    """Maximise what is allocated; rows are the demand of each kind, then GPUs, CPUs and memory of each type."""
+    """Maximise the allocation; rows are the demand of each kind, then GPUs, CPUs and memory of each type."""
 
     def __init__(self, kinds: list[Kind], demand: NDArray[np.float64], types: list[GpuType]) -> None:
         self._kinds, self._demand, self._types = kinds, demand, types

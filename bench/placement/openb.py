@@ -159,7 +159,7 @@ PRODUCT_HEADS = ("the product's own path", "allocated %", "+-", "% of the bound"
 
 
 def product_rows(workers: Sequence[Worker], asks: Sequence[Ask], seeds: int) -> list[list[str]]:
-    """A plane that knows nothing, and one that begins with what the one before it has stored."""
+    """A new plane, and one that begins with the counts that the previous one has stored."""
     from bench.placement import product
 
     deployments = product.deployments_of(asks)

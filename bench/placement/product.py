@@ -22,7 +22,7 @@ from pointsman.placement.asks import Ask
 from pointsman.types import Worker
 
 AT_ONCE = 500
-"""Deployments that are applied together. Pods that have no place are not wanted any more the next time."""
+"""Deployments that are applied together. Pods without a place are not desired any more the next time."""
 
 
 def section(ask: Ask) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def section(ask: Ask) -> dict[str, Any]:
 
 
 def deployments_of(asks: Sequence[Ask]) -> dict[str, DesiredDeployment]:
-    """By pod: its deployment, as a manifest says it. Equal pods are written once."""
+    """By pod: its deployment, as a manifest has it. Equal pods are written once."""
     kinds: dict[str, str] = {}
     names = {
         ask.instance_id: kinds.setdefault(msgspec.json.encode(section(ask)).decode(), f"k{len(kinds)}") for ask in asks
@@ -53,11 +53,11 @@ def deployments_of(asks: Sequence[Ask]) -> dict[str, DesiredDeployment]:
 
 class ProductRun(NamedTuple):
     share: float
-    """Of the GPUs that is allocated in the end."""
+    """Share of the GPUs that is allocated in the end."""
     decision_ms: float
-    """Of the controller for each ask: reconciling, placing, and claiming."""
+    """Time of the controller per ask: reconciling, placing, and claiming."""
     learned: str
-    """What the plane stores."""
+    """The counts that the plane stores."""
 
 
 def run(

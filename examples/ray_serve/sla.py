@@ -30,7 +30,7 @@ DEADLINE_MS = 150
 
 
 class LeastSlack(Strategy):
-    """An SLA-driven scheduling policy: the request that can wait least goes next, to the fastest replica."""
+    """An SLA-driven scheduling policy: the request with the nearest deadline goes next, to the fastest replica."""
 
     def __init__(self) -> None:
         self._fastest = rule("fastest", Fastest())
@@ -92,7 +92,7 @@ def ask(url: str, name: str, deadline_ms: float | None = None) -> float:
 
 
 def load(url: str, rounds: int) -> tuple[int, int]:
-    """(met, all) of the requests with a deadline; of eight clients, four are in no hurry."""
+    """(met, all) of the requests with a deadline; of eight clients, four send no deadline."""
 
     def client(number: int) -> tuple[int, int]:
         hurries = number % 2 == 0

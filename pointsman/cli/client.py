@@ -101,7 +101,7 @@ class Client:
 
 
 def _author() -> str:
-    """The header that says who asks, for the log of events; empty if the system does not know."""
+    """The header with the name of the operator, for the log of events; empty if the system does not know it."""
     try:
         name = getuser()
     except (KeyError, OSError):  # in a container, the user may have no name

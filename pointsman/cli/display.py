@@ -23,11 +23,11 @@ _STATES = {
     "backing off": "red",
 }
 MAX_FACT = 90
-"""Characters of a text in the facts of a reason, such as the output of a server, in a table."""
+"""Maximum characters of a text in the facts of a reason, such as the output of a server, in a table."""
 MAX_FACT_OF_FINAL = 1000
-"""The same of an instance that an operator must correct: its output says how."""
+"""The same for an instance that an operator must correct: its output says how."""
 MAX_CHANGE = 200
-"""Characters of a change of a target in a table."""
+"""Maximum characters of a change of a target in a table."""
 
 
 class Paint:
@@ -117,7 +117,7 @@ Condition: TypeAlias = tuple[int, int, tuple[tuple[str, ...], ...]]
 """Instances that are ready, those that are wanted, and the others with what is known about them."""
 
 MAX_STARTS = 3
-"""An instance that has failed to start this often will hardly start."""
+"""An instance that has failed to start this often is unlikely to start."""
 
 
 class DeploymentRow:
@@ -130,19 +130,19 @@ class DeploymentRow:
         self.internal: bool = data.get("internal", False)
         config = data.get("user_config") or {}
         self.awaited: int = config.get("awaited", 0)
-        """Replicas that have yet to take their user config."""
+        """Number of replicas that do not have their user config yet."""
         self.refused: list[str] = config.get("problems") or []
-        """What replicas say that refused theirs."""
+        """Errors of replicas that refused theirs."""
 
     @property
     def stopped(self) -> str:
-        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty if none of it is so."""
+        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty otherwise."""
         refused = "; ".join(self.refused) if not self.awaited else ""
         return next((one.reason for one in self.instances if one.given_up), refused)
 
     @property
     def failing(self) -> "InstanceRow | None":
-        """An instance that has failed to start as often as stops a rollout, where no other one serves."""
+        """An instance that has failed to start `MAX_STARTS` times; None if another one serves."""
         tried = (one for one in self.instances if not one.given_up and one.restarts >= MAX_STARTS)
         return None if self.ready else next(tried, None)
 
@@ -219,7 +219,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
 
 
 def promotion_text(one: Mapping[str, Any]) -> str:
-    """On one line: the state, the shares and the reason."""
+    """A promotion on one line: its state, the shares and the reason."""
     shares, changes = one["shares"], one["changes"]
     told = ", ".join(f"{name} {change:+.1%}" for name, change in changes.items() if change is not None)
     counts = f"{shares['candidate']['requests']} of {shares['in_force']['requests'] + shares['candidate']['requests']}"
@@ -323,7 +323,7 @@ def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], p
 def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
     rows = [one.row() for one in instances]
     heads = [*INSTANCE_HEADS]
-    for name in ("cost/1M", "tokens/s"):  # of interest where there are prices
+    for name in ("cost/1M", "tokens/s"):  # only where there are prices
         at = heads.index(name)
         if not any(row[heads.index("cost/1M") if "cost/1M" in heads else at] for row in rows):
             del heads[at]
@@ -386,7 +386,7 @@ def scaling_text(data: Mapping[str, Any]) -> str:
 
 
 def headline(data: Mapping[str, Any]) -> str:
-    """The target, what set it, and the instances that there are."""
+    """The target, what has set it, and the number of instances."""
     policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
     coming = data["starting"] - unplaced  # instances without a place count as starting
     there = [

@@ -81,7 +81,7 @@ def _size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables. 1 if GPUs are named and it fits on none of them."""
+    """Print the tables. Returns 1 if GPUs are named and it fits on none of them."""
     from pointsman.placement.estimate import estimate, fit
 
     gpus = _gpus(args)

@@ -19,11 +19,11 @@ KINDS = {
     "targets": "target-changed",
     "operations": "operation",
 }
-"""What `--only` takes, and the code of such events."""
+"""The kinds for `--only`, and the code of their events."""
 ALL = 2_000
-"""As many events as a plane keeps."""
+"""The number of events that a plane keeps."""
 WAIT_S = 20
-"""How long a request waits for the next event. Must be shorter than the client's time limit."""
+"""Maximum wait of a request for the next event. Must be shorter than the client's time limit."""
 
 
 def add(commands: Any) -> None:

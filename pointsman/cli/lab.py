@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pointsman.lab.traffic import Trial, TrialCache
 
 CALIBRATE_EXAMPLE = """\
-The engine must be idle: what else it does counts as its own time. Its constants are printed as JSON, in the form of
+The engine must be idle: other work counts as its own time. Its constants are printed as JSON, in the form of
 the constants of simulated engines.
 
 examples:
@@ -74,7 +74,7 @@ def _add_run(commands: Any) -> None:
         "run",
         summary="replay a recording with one policy",
         description="Replay recorded requests on simulated engines, through the dispatcher and the policy that would "
-        "run live, and print what became of them.",
+        "run live, and print the outcomes.",
         example=RUN_EXAMPLE,
     )
     _add_setting(parser)
@@ -115,7 +115,7 @@ def _add_capacity(commands: Any) -> None:
         summary="the load at which a policy still meets objectives",
         description="Find the largest speed-up of a recording at which 90 %% of all requests meet their objectives. "
         "A rejected one is a miss. The 99th percentile of the time to the first token stands beside it: a policy "
-        "can gain capacity by letting hopeless requests wait.",
+        "can gain capacity by delaying hopeless requests.",
         example=CAPACITY_EXAMPLE,
     )
     _add_setting(parser)
@@ -143,14 +143,14 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         "--fleet", default="16x70B|a100_sxm|vllm|tp8", metavar="FLEET",
         help="COUNTxHARDWARE, or a manifest (default 16x70B|a100_sxm|vllm|tp8)",
     )  # fmt: skip
-    parser.add_argument("--of", default="", metavar="DEPLOYMENT", help="whose policy is tried, if there are several")
+    parser.add_argument("--of", default="", metavar="DEPLOYMENT", help="the one whose policy is tried")
     parser.add_argument("--clients", action="store_true", help="speed up by more clients, not by compressing time")
-    parser.add_argument("--closed", action="store_true", help="turns of a session wait for the answer before them")
+    parser.add_argument("--closed", action="store_true", help="turns of a session wait for the previous answer")
     parser.add_argument("--keep-ticks", action="store_true", help="do not spread requests within coarse timestamps")
     parser.add_argument(
         "--scrape", type=time_span, default=0.5, metavar="TIME", help="interval of metrics (default 0.5s)"
     )
-    parser.add_argument("--faults", type=Path, metavar="FILE", help="what goes wrong meanwhile, as YAML")
+    parser.add_argument("--faults", type=Path, metavar="FILE", help="faults during the replay, as YAML")
     parser.add_argument("--gpu-price", type=above_zero, default=2.0, metavar="PRICE", help="per GPU hour (default 2)")
     add_replays(parser)
     add_objectives(parser)
@@ -318,7 +318,7 @@ def _capacity(args: argparse.Namespace) -> int:
         return 0
     print(capacity_table(found, best))
     if bounds:
-        print(f"bound: {best:.2f}x if late requests may wait without end, {limited:.2f}x if none waits longer than "
+        print(f"bound: {best:.2f}x if late requests may wait without limit, {limited:.2f}x if none waits longer than "
               f"{args.longest_wait:g} s; {bounds[1.0].serve_all:.2f}x if all work is done as it comes")  # fmt: skip
     return 0
 

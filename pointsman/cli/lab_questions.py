@@ -26,7 +26,7 @@ examples:
   pointsman lab whatif new.yaml --against old.yaml                   on the newest requests of the running plane
 """
 RECORDS = 100_000
-"""Of a plane, at most."""
+"""Maximum number of requests of a plane."""
 
 
 def add_regret(commands: Any) -> None:
@@ -35,7 +35,7 @@ def add_regret(commands: Any) -> None:
         "regret",
         summary="what one decision of a run has cost",
         description="Replay a run of `lab run --save` once for each other instance: the same up to one decision, which "
-        "is forced, and then the policy goes on. Print the difference in misses and latencies.",
+        "is forced; then the policy continues. Print the difference in misses and latencies.",
         example=REGRET_EXAMPLE,
     )
     parser.add_argument("saved", type=Path, metavar="RUN", help="the file of lab run --save")
@@ -77,8 +77,8 @@ def add_whatif(commands: Any) -> None:
         summary="what a changed manifest would do to recent traffic",
         description="Replay a recording, or the newest requests of the running plane, on the fleets of two manifests, "
         "and say whether the new one may be applied. The exit code is 1 if the share of requests in time falls by more "
-        "than --worse. Records of a plane have lengths and times, and not which prompts begin alike. A recording has "
-        "both.",
+        "than --worse. Records of a plane have lengths and times, but do not show which prompts begin alike. A "
+        "recording has both.",
         example=WHATIF_EXAMPLE,
     )
     parser.add_argument("file", metavar="NEW.yaml", help="the changed manifest")
@@ -110,7 +110,7 @@ def _whatif(args: argparse.Namespace) -> int:
 
 
 def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
-    """Both manifests, the one in force first."""
+    """Replay both manifests, the one in force first."""
     from pointsman.lab.traffic import Objectives, ReplaySetting, TrafficComparison, Trial, fleet_of, run_trials
 
     trials = [
@@ -133,7 +133,7 @@ def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
 
 @contextmanager
 def traffic_of(args: argparse.Namespace) -> Iterator[str]:
-    """The recording, or a file with what the plane has recorded."""
+    """The recording, or a file with the requests that the plane has recorded."""
     import msgspec
 
     from pointsman.cli.client import client_of

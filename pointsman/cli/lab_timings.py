@@ -12,7 +12,7 @@ from pointsman.http.client import HttpClient
 from pointsman.lab.calibrate import BATCHES, CONTEXTS, PROMPTS, StepTiming
 
 ANSWER = 24
-"""Tokens of an answer that is timed."""
+"""Tokens of an answer whose time is measured."""
 TIMEOUT_S = 300.0
 
 
@@ -42,7 +42,7 @@ class EngineTimings:
         self._repeat = repeat
         self._numbers = count(time.monotonic_ns() % 1_000_000)
         self._characters = 4.0
-        """Of a token, as the engine counts them."""
+        """Characters per token, by the engine's count of tokens."""
 
     async def all(self, max_prompt: int, max_batch: int) -> list[StepTiming]:
         tokens, _ = await self._answer(256, 2)
@@ -80,7 +80,7 @@ class EngineTimings:
         return answers[0][0] + before + len(longest) / 2, step_ms
 
     async def _answer(self, length: int, tokens: int) -> tuple[int, list[float]]:
-        """The tokens of a prompt that the engine has not seen, and when each token of its answer came, in ms."""
+        """The prompt tokens that the engine has not seen before, and the time of each token of its answer, in ms."""
         number = next(self._numbers)
         prompt = f"{number} " + "the quick fox " * int(length * self._characters / 14 + 1)
         body = {

@@ -99,13 +99,13 @@ def _report(error: PointsmanError, *, as_json: bool) -> None:
 
 
 def _system_error(error: OSError) -> str:
-    """What the operating system refused, for errors that no command expects."""
+    """The operating system's error, for failures that no command expects."""
     files = [str(one) for one in (error.filename, error.filename2) if isinstance(one, str | Path)]
     return ": ".join([*map(shown, files), system_reason(error)])
 
 
 def _file(problem: object) -> object:
-    """The file that has the problem, if any."""
+    """The file with the problem, if there is one."""
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 
 

@@ -45,7 +45,7 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_CONFIRMATIONS = 5
-"""How often to confirm a change again because what runs has changed meanwhile."""
+"""Maximum number of repeated confirmations because the running instances have changed meanwhile."""
 
 
 def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:

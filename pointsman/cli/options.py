@@ -1,4 +1,4 @@
-"""What commands share: options for the plane, parsers of numbers and times, and errors of the output."""
+"""Common parts of commands: options for the plane, parsers of numbers and times, and errors of the output."""
 
 import argparse
 import json
@@ -77,13 +77,13 @@ def write_file(file: Path, text: str) -> None:
 
 def at_least_one(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 1 on')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1')
     return int(text)
 
 
 def at_least_zero(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number from 0 on')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 0')
     return int(text)
 
 
@@ -158,5 +158,5 @@ def drop_output_if_unwritable() -> bool:
 
 
 def _drop(stream: TextIO) -> None:
-    """Discard what is left in its buffer, which Python would try to write on exit, and fail."""
+    """Drop the rest of its buffer, which Python would otherwise try to write on exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -10,7 +10,7 @@ POLL_S = 0.2
 
 
 def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[bool, dict[str, Any]]:
-    """Whether everything was ready in time, and the newest status. Does not wait for what cannot start."""
+    """Whether everything was ready in time, and the newest status. Does not wait for instances that cannot start."""
     began, shown = time.monotonic(), dict[str, Condition]()
     while True:
         status = client.get("status")

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         summary="write live traffic as a recording: lengths and hashes, never text",
         description="Write the requests of a running plane as Mooncake JSON lines: when each arrived, its lengths in "
         "tokens, hashes of its blocks of 512 tokens, and session, tenant, priority, deadline and model. Texts are not "
-        "written; hashes and names are salted with a secret that is thrown away. It ends after --for, or with Ctrl-C.",
+        "written; hashes and names are salted with a secret that is never stored. It ends after --for, or with Ctrl-C.",
         example=EXAMPLE,
     )
     parser.add_argument("file", metavar="FILE", type=Path)

@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
         "shadow",
         summary="what candidate policies would have done with live requests",
         description="Show, for each candidate of scheduling.shadow, how often it agrees with the policy in force, the "
-        "time to the first token and the cost that its choices are expected to lead to, and the requests where it "
-        "differs most. Expectations are scaled by what happened to the policy in force on the same requests.",
+        "expected time to the first token and cost of its choices, and the requests where it differs most. "
+        "Expectations are scaled by the measured results of the policy in force on the same requests.",
         example=EXAMPLE,
     )
     parser.add_argument("deployment", metavar="DEPLOYMENT", nargs="?", help="default: all that have candidates")

@@ -1,4 +1,4 @@
-"""Commands that a person may paste into a shell to try a plane that is ready."""
+"""Commands for the user to paste into a shell, to try a plane that is ready."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ DEEPEST = 8
 
 
 def suggestions(status: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]], *, needs_key: bool) -> str:
-    """A request to the first model and one to the first application of a plane, and how to see what became of them.
+    """A request to the first model and one to the first application of a plane, and how to see what was decided.
 
     `inputs`: the JSON schemas of the inputs of applications, by name.
     """
@@ -48,7 +48,7 @@ def _curl(url: str, body: Any, needs_key: bool, options: str) -> str:
 
 
 def example(schema: Mapping[str, Any]) -> tuple[Any, bool]:
-    """A value that is valid by a JSON schema from pydantic; and whether the schema leaves part of it open."""
+    """A value that is valid for a JSON schema from pydantic; and whether the schema leaves part of it open."""
     examples = _Examples(schema.get("$defs") or {})
     return examples.of(schema), examples.has_guessed
 
@@ -100,7 +100,7 @@ def _number(schema: Mapping[str, Any]) -> float:
     above, below, step = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum"), schema.get("multipleOf") or 1
     least = low if low is not None else above + step if above is not None else None
     most = high if high is not None else below - step if below is not None else None
-    if least is not None and below is not None and least >= below:  # only fractions fit
+    if least is not None and below is not None and least >= below:  # only fractions are valid
         return float(above + below) / 2 if above is not None else float(least)
     found = max(1, least) if least is not None else 1
     found = min(found, most) if most is not None else found

@@ -125,7 +125,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace, runtime
 
 
 class Futility:
-    """Stops a plane of which nothing can start."""
+    """Stops a plane if nothing of it can start."""
 
     def __init__(self, embedded: "Embedded") -> None:
         self._embedded = embedded

@@ -28,7 +28,7 @@ TAKEN = frozenset(
 )
 """Paths of the gateway, which cannot be names of applications."""
 MODEL_OPTIONS = frozenset({"deadline_share", "idempotent"})
-"""The options of a node that is a model of the manifest. The manifest sets all others."""
+"""Options of a node that is a model of the manifest. The manifest sets all other options."""
 
 _NAME_FORM = "letters, digits, _ and -, at most 40, a letter or digit first"
 _CODE = re.compile(r"(?:[^:]+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -140,7 +140,7 @@ class _NodeReader:
         self._problems = problems
         self.named: dict[str, Node] = {}
         self._incomplete = False
-        """A node could not be read, so an unknown name may be its name."""
+        """Note that a node could not be read: an unknown name may be its name."""
 
     def nodes(self, document: ApplicationDocument) -> list[Node]:
         """All nodes, as far as they can be read."""
@@ -215,7 +215,7 @@ class _NodeReader:
         return kind, code
 
     def _check_handles(self, nodes: Sequence[tuple[int, Node]]) -> None:
-        """Check that handles refer to nodes, and not in a circle."""
+        """Check that handles refer to nodes, without cycles."""
         held = {node.name: _handles(node) for _, node in nodes if node.name}
         for index, node in nodes:
             for field in ("args", "kwargs"):
@@ -280,7 +280,7 @@ def _check_steps(
     problems: Problems,
     indices: Mapping[str, int] | None = None,
 ) -> None:
-    """Check that the steps that a template refers to come earlier."""
+    """Check that the steps to which a template refers come earlier."""
     for reference in references(template):
         if not isinstance(reference, FromStep) or reference.call in earlier:
             continue

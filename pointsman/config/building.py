@@ -49,7 +49,7 @@ class Plugins:
         self._built: dict[str, Any] = {}
         self._in_flight: list[str] = []
         self.used: set[str] = set()
-        """Names that something refers to."""
+        """Names that other plugins or fields refer to."""
 
     def declare(self, spec: PluginSpec, path: FieldPath) -> None:
         name = spec.name or spec.type
@@ -141,7 +141,7 @@ class Plugins:
         return built(one.type, parameters, one.path, Validator(self._problems, resolve), unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
-        """The parameters, without those that published documents have and that have no effect here."""
+        """The parameters, without those of published documents that have no effect here."""
         if not kind.builtin:
             return dict(one.parameters)
         if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
@@ -188,7 +188,7 @@ def built(
 
 
 def _about(message: str, kind: PluginType) -> FieldPath:
-    """The parameter that a message is about, whose name the message begins with."""
+    """The parameter that a message is about: the message begins with its name."""
     [word] = re.findall(r"\A\w*", message)
     return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 

@@ -23,7 +23,7 @@ from pointsman.parameters import quoted
 from pointsman.selection.plugins import kebab_case
 
 FILES = (".yaml", ".yml", ".json")
-"""How the name of a file ends; any other text is the name of a policy."""
+"""Endings of file names; any other text is the name of a policy."""
 
 
 def read_candidate(written: "CandidateSpec | str", problems: Problems, path: FieldPath, folder: Path) -> Any:
@@ -112,7 +112,7 @@ def shadow_recipe(candidates: Sequence[CandidatePlan], *settings: float) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """A section without fields that are absent or empty."""
+    """A section without absent or empty fields."""
     if isinstance(value, dict):
         return {name: _bare(one) for name, one in value.items() if one is not None and one != [] and one != {}}
     return [_bare(one) for one in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What differs between two plans, field by field, and which of it is destructive.
+"""The differences between two plans, field by field, and which of them are destructive.
 
 Enters: the plan in force, another plan, and what that means for instances. Leaves: changes, in reading order. The one
 rule: values that may be secret are never among them.
@@ -24,7 +24,7 @@ AFTER_A_RESTART = frozenset({"listen", "processes", "nodes", "grpcListen", "tls"
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
 """Scaling settings of an application itself; the others are reported for its nodes."""
 MARK = "!"
-"""Precedes the lines of destructive changes."""
+"""The mark in front of destructive changes."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
     """The instance, the deployment, or the setting."""
     why: Reason
     place: Reason | None = None
-    """For an instance that is started: the place that it would get, or why there is none."""
+    """For an instance that is started: its future place, or why there is none."""
     destructive: bool = False
     """Whether it is part of one of the `dangers`."""
 
@@ -51,13 +51,13 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Everything that changes; false: nothing."""
+    """All changes; false if there are none."""
 
     steps: tuple[Change, ...] = ()
     dangers: tuple[Reason, ...] = ()
-    """What is destructive about it; empty: nothing is."""
+    """What is destructive about them; empty if nothing is."""
     confirmation: str = ""
-    """Confirms exactly these changes to exactly what is in force; empty if nothing is destructive."""
+    """Confirms exactly these changes to exactly the present state; empty if nothing is destructive."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -97,7 +97,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class NotConfirmed(PointsmanError):
-    """A destructive change that was not confirmed, or not as it is now. Nothing was changed."""
+    """A destructive change that was not confirmed, or not in its present form. Nothing was changed."""
 
     def __init__(self, changes: Changes) -> None:
         self.changes = changes
@@ -106,17 +106,17 @@ class NotConfirmed(PointsmanError):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """What it means for instances if a plan comes into force."""
+    """The effect on instances if a plan comes into force."""
 
     steps: Sequence[ReconcileStep] = ()
     running: Mapping[str, int] = {}
     """Instances that run now, by deployment."""
     wanted: Mapping[str, int] = {}
-    """Instances that are wanted then, by deployment."""
+    """Number of desired instances after it, by deployment."""
 
 
 def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook: Outlook) -> Changes:
-    """What differs between two plans, and what follows from it for instances. `before`: None if none is in force."""
+    """The differences between two plans, and their effect on instances. `before`: None if none is in force."""
     old = PointsmanPlan() if before is None else before
     found = [*_of_applications(old, after), *_of_deployments(old, after)]
     found += [Change(step.what.value, step.subject, step.why, step.where) for step in outlook.steps]
@@ -126,13 +126,13 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook:
     return _marked(found, [*_of_authentication(old, after), *_of_names(old, after), *_of_instances(outlook)])
 
 
-# What is destructive
+# Destructive changes
 
 
 class Danger(msgspec.Struct, frozen=True):
     why: Reason
     marks: frozenset[tuple[str, str]]
-    """(what, subject) of the changes that belong to it."""
+    """(what, subject) of its changes."""
 
 
 def _marked(steps: Sequence[Change], dangers: Sequence[Danger]) -> Changes:
@@ -270,7 +270,7 @@ def _policy_settings(plan: ScalingPlan) -> dict[str, Any]:
 
 
 def _settings_of(plan: ScalingPlan) -> dict[str, Any]:
-    """Names and values as in a manifest."""
+    """Names and values, written as in a manifest."""
     return {**_written(plan.limits), "costPerReplicaHour": plan.cost_per_replica_hour}
 
 
@@ -334,7 +334,7 @@ def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str,
         return
     for name in [*old, *(name for name in new if name not in old)]:
         if name == "name" and None in (before, after):
-            continue  # it is part of the field
+            continue  # the dot is part of the field
         yield from differences(old.get(name), new.get(name), f"{field}.{name}" if field else name)
 
 
@@ -383,7 +383,7 @@ def _setting_changed(field: str, before: object, after: object) -> Reason:
 
 
 def _shown(value: object) -> str:
-    """A value on one line, without what is not set."""
+    """A value on one line, without unset fields."""
     if value is None or value in ((), [], {}, ""):
         return "none"
     if isinstance(value, float):

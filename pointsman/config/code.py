@@ -21,7 +21,7 @@ from typing import Any
 from pointsman.pipeline.sources import MAX_KEPT_BYTES, Sources, pack_sources
 
 LOADED = "__pointsman_code__"
-"""The attribute of a module that has the digest of what it was loaded from."""
+"""The attribute of a module with the digest of the files it was loaded from."""
 DIGITS = 12
 INSTALLED = {"site-packages", "dist-packages"}
 """Names of folders of installed packages, including those of an environment that this one is built on."""
@@ -30,12 +30,12 @@ PACKAGE = __name__.partition(".")[0]
 
 
 IN_FORCE: ContextVar[Sources | None] = ContextVar("pointsman_sources", default=None)
-"""The sources of the version that is being loaded; None: what the files have now is what comes into force."""
+"""The sources of the version that is being loaded; None: the present content of the files."""
 
 
 @contextmanager
 def loaded_from(sources: Sources | None) -> Iterator[None]:
-    """Load documents with the code that they had, whatever was written to its files since."""
+    """Load documents with their code as of then, regardless of later edits of its files."""
     token = IN_FORCE.set(sources)
     try:
         yield
@@ -44,7 +44,7 @@ def loaded_from(sources: Sources | None) -> Iterator[None]:
 
 
 class SourceTree:
-    """Modules and files below some folders, and what they import from there."""
+    """The modules and files below some folders, and their imports from there."""
 
     def __init__(self, roots: Sequence[Path], sources: Sources | None = None) -> None:
         """`roots`: in the order in which Python looks at them. `sources`: there are these files and no others; None:
@@ -92,7 +92,7 @@ class SourceTree:
     def _imports_in(self, file: Path, package: str) -> Iterator[str]:
         try:
             tree = ast.parse(self.read(file))
-        except (OSError, SyntaxError, ValueError):  # whatever loads it says what is wrong
+        except (OSError, SyntaxError, ValueError):  # whatever loads it reports the error
             return
         yield from _imported_by(tree, package)
 
@@ -115,7 +115,7 @@ def _with_packages(module: str) -> list[str]:
 
 
 def digest(files: Iterable[tuple[str, Path]], read: Callable[[Path], bytes] = Path.read_bytes) -> str:
-    """Of names and contents; empty if there are none."""
+    """A digest of names and contents; empty if there are none."""
     whole = sha256()
     found = sorted(files)
     for name, file in found:
@@ -133,13 +133,13 @@ def code_version(codes: Iterable[str], roots: Sequence[Path]) -> str:
 def _files_of(codes: Iterable[str], roots: Sequence[Path], sources: Sources | None = None) -> set[tuple[str, Path]]:
     found = set()
     for start in [code.rpartition(":")[0] for code in codes if code]:
-        beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas look for what it imports
+        beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas search for imports
         found |= set(SourceTree([*roots[:1], *beside, *roots[1:]], sources).modules_of(start).items())
     return found
 
 
 class CodeInForce:
-    """Code as it was when its document came into force. Processes that start later load the same."""
+    """The code of a document as of when it came into force. Processes that start later load the same code."""
 
     def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
         self._codes = codes
@@ -149,7 +149,7 @@ class CodeInForce:
         self._seen = {file: _stamp(file) for _, file in files}
         _drop_stale_bytecode(self._seen)
         self.sources: dict[Path, bytes] = {}
-        """Without files that cannot be read."""
+        """Read files, except for those that cannot be read."""
         for _, file in files:
             with suppress(OSError):
                 self.sources[file] = file.read_bytes() if known is None else known[file]
@@ -190,7 +190,7 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-# Code that runs in this process: the user's policies, plugins and engines
+# Code that runs in this process: users' policies, plugins and engines
 
 
 def own_roots() -> list[Path]:
@@ -227,7 +227,7 @@ def _version(module: ModuleType, default: str) -> str:
 
 
 def _forget_bytecode(module: ModuleType) -> None:
-    """Python takes compiled code for current if the file has the same size and the same second of its last change."""
+    """Python accepts compiled code if the file has the same size and was changed in the same second."""
     file = getattr(module, "__file__", None)
     if file is not None:
         with suppress(OSError, NotImplementedError):

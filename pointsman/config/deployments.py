@@ -210,7 +210,7 @@ class Deployments:
 
 
 def _discovers(spec: DeploymentSpec) -> bool:
-    """Whether its scheduling names a plugin that lists endpoints."""
+    """Whether its scheduling has a plugin that lists endpoints."""
     config = spec.scheduling.config if spec.scheduling else None
     return config is not None and bool(discovery_reference(config)[0])
 
@@ -265,7 +265,7 @@ def scheduling(
     shadow = candidate_plans(how.shadow or (), problems, (*path, "shadow"), folder or Path(), policy)
     if len(problems):
         return made
-    # Candidates are not part of it: changing them leaves the policy in force as it is.
+    # Candidates are not part of it: if only they change, the policy in force stays the same object.
     recipe = msgspec.to_builtins(msgspec.structs.replace(how, shadow=[], shadow_budget=BUDGET))
     del recipe["shadow"], recipe["shadowBudget"]
     if code := code_in(recipe):

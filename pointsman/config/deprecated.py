@@ -42,7 +42,7 @@ MOVED: dict[str, dict[str, str]] = {
     "prefix-cache-scorer": {"prefixLengthWeight": "matchLengthWeight", "maxModelLen": "matchLengthScaleTokens"},
     "mm-embeddings-cache-producer": {"cacheSizeInMB": "cacheSizeInMBPerServer"},
 }
-"""Old parameters by type, and where they are today."""
+"""Old parameters by type, and their present names."""
 
 _NEVER_USED = "it never had one; matches come from the prefix cache producer"
 _DIRECT = "requests go straight to the port of the chosen instance"
@@ -70,11 +70,11 @@ _OF_PRODUCER = frozenset(
 """Parameters of the prefix cache producer that were once those of the scorer."""
 CHARACTERS_PER_TOKEN = 4
 RETIRED_GATES = frozenset({"prepareDataPlugins", "dataLayer"})
-"""Gates of features that are always on today."""
+"""Gates of features that are always on now."""
 
 
 def modernized(specs: Iterable[PluginSpec], problems: Problems, path: FieldPath) -> list[Entry]:
-    """The entries of a list of plugins, in today's forms, each with its path."""
+    """The entries of a list of plugins in their present forms, each with its path."""
     entries = [(one, (*path, index)) for index, one in usable(list(specs))]
     modernizer = Modernizer(problems, [one for one, _ in entries])
     return [made for entry in entries for made in modernizer.of(*entry)]
@@ -108,7 +108,7 @@ class Modernizer:
         return msgspec.structs.replace(spec, type=new, name=spec.name or spec.type)
 
     def _plain(self, spec: PluginSpec, path: FieldPath) -> PluginSpec:
-        """The entry with its parameters where they are today, and without those that have no effect."""
+        """The entry with its parameters under their present names, and without those that have no effect."""
         if spec.parameters is INVALID:
             return spec
         moved, dropped = MOVED.get(spec.type, {}), DROPPED.get(spec.type, {})

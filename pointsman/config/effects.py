@@ -1,4 +1,4 @@
-"""What a document has without effect: plugins that nothing uses, weights of plugins without scores, unknown attributes.
+"""Parts of a document without effect: unused plugins, weights of plugins without scores, unknown attributes.
 
 Enters: a document whose plugins are built. Leaves: warnings. Fields that never have an effect are marked in the schema
 (`NoEffect`), and so are parameters of plugins; types without effect are in the registry.
@@ -39,7 +39,7 @@ def warn_of_no_effect(
 
 
 def _idle(plugin: Any, flow: FlowControlPlan | None) -> str:
-    """Why a plugin that nothing refers to has no effect; empty if it has one."""
+    """Why a plugin to which nothing refers has no effect; empty if it has one."""
     roles = roles_of(plugin)
     if BY_ITSELF.intersection(roles) or LISTENS.issuperset(roles):
         return ""

@@ -46,7 +46,7 @@ class GpuSpec(Section, frozen=True):
     link: str = ""
     """The link (NVLink, xGMI) that connects them; the same name in another entry is the same link."""
     links: list[str] = []
-    """The link of each GPU, if they are not all on one."""
+    """The link of each GPU, if they do not share one."""
     pcie: str = ""
     """The PCIe switch that connects them, likewise."""
     numa: Number | None = None
@@ -65,7 +65,7 @@ class ReservedSpec(Section, frozen=True):
 
 
 class UsedSpec(Section, frozen=True):
-    """In use by anything but the instances below."""
+    """Resources that anything but the instances below uses."""
 
     memory: Size = None
 
@@ -369,7 +369,7 @@ class Sizes:
         self._problems = problems
 
     def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
-        """Bytes within bounds. `most` is how much there is; None or 0 if unknown."""
+        """Bytes within bounds. `most` is the available amount; None or 0 if unknown."""
         if data is None or data is INVALID:
             return 0
         try:

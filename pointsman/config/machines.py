@@ -29,7 +29,7 @@ class SelectorSpec(Section, frozen=True):
 
 
 class ResourcesSpec(Section, frozen=True):
-    """What an instance needs, instead of an estimate from the files of its model."""
+    """The need of an instance, in place of an estimate from the files of its model."""
 
     gpus: Number = 1
     gpu_memory: Bytes | None = None
@@ -41,20 +41,20 @@ class ResourcesSpec(Section, frozen=True):
 
 
 class RuntimeSpec(Section, frozen=True):
-    """What carries out the decisions of the plane."""
+    """The runtime that carries out the decisions of the plane."""
 
     type: RuntimeType = "local"
     """This machine, or a Ray cluster."""
     address: str = ""
-    """host:port of the head of the cluster; empty: one is started on this machine."""
+    """host:port of the head of the cluster; if empty, one is started on this machine."""
     storage: str = ""
-    """A folder for the state that all nodes reach; empty: it is in the memory of the cluster."""
+    """A folder for the state that all nodes reach; if empty, the state is in the memory of the cluster."""
     namespace: Namespace = "pointsman"
     """The namespace of the plane in the cluster; each namespace has one plane."""
     lease: Lease = 3.0
     """A node that hears from neither the plane nor the keeper for this long ends its engines."""
     orphan_grace: OrphanGrace = 60.0
-    """How long instances and gateways live on without a plane."""
+    """How long instances and gateways keep running without a plane."""
 
 
 class WorkerSpec(Section, frozen=True):

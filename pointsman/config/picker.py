@@ -66,7 +66,7 @@ METRICS_AGE_S = 3.0
 
 
 def default_plan(problems: Problems, path: FieldPath) -> PickerPlan | None:
-    """The plan of a deployment that says nothing about scheduling."""
+    """The plan of a deployment without a scheduling section."""
     specs, profiles = _profile_of(OWN_PROFILE)
     body = PickerBody(plugins=list(specs), scheduling_profiles=list(profiles))
     plan = picker_plan(body, problems, path, queues=True)

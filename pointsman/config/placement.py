@@ -1,7 +1,7 @@
 """The `placement` of a deployment, and what the parameters of its engine say of it -> what its instances ask for.
 
 Enters: the section, the engine. Leaves: an ask, or problems. The one rule: where the section and the engine differ, or
-two of their fields contradict each other, that is a problem; neither wins silently.
+two of their fields contradict each other, that is a problem; neither is ignored silently.
 """
 
 from pathlib import Path
@@ -96,7 +96,7 @@ class _Asking:
         return of_engine if here is None else here
 
     def _refuses(self, name: str) -> bool:
-        """Whether a field is written as false."""
+        """Whether a field has an explicit `false`."""
         return not getattr(self._spec, name) and self._problems.written((*self._path, camel_case(name)))
 
     def _check_tiers(self, tiers: tuple[Tier, ...]) -> None:
@@ -140,7 +140,7 @@ class _Asking:
             )
 
     def _layers(self, need: Need, rules: dict[str, Any], tiers: tuple[Tier, ...]) -> dict[str, Any]:
-        """What is told to the engine about layers on GPUs."""
+        """Check what the engine's settings say about layers on GPUs."""
         demand, found = self._demand, dict[str, Any]()
         layers = demand.gpu_layers
         if layers is not None and need.layers > 1:
@@ -168,7 +168,7 @@ class _Asking:
                 found["stage_layers"] = layers_by_share(need.layers, demand.stage_shares)
         return found
 
-    # The need
+    # The need of an instance
 
     def _need(self, rules: dict[str, Any]) -> Need | None:
         spec, engine, problems, path = self._spec, self._engine, self._problems, self._path
@@ -178,7 +178,7 @@ class _Asking:
         files = spec.model_files or (weights.path if weights is not None else "")
         located = packaged(files) if files.startswith("package:") else Path(files)
         if not files or located is None or not located.exists():
-            return None  # they are not on this machine
+            return None  # the files are not on this machine
         told = weights.context if weights is not None and weights.estimated_as == "vllm" else None
         if told is not None and spec.context is not None and spec.context != told:
             problems.add((*path, "context"), f"is {spec.context}, and the engine is told {told}; keep one of them")
@@ -199,9 +199,9 @@ class _Asking:
         except UnreadableModel as error:
             if spec.model_files:
                 problems.add((*path, "modelFiles"), str(error))
-            else:  # an engine may know more formats than we do
+            else:  # an engine may support more formats than the estimate
                 problems.warn(path, f"the need of {self._deployment} is not known ({error}); set placement.resources")
-        except PointsmanError as error:  # a parameter of the engine that cannot be
+        except PointsmanError as error:  # an invalid parameter of the engine
             problems.add(path, str(error))
         return None
 

@@ -31,7 +31,7 @@ from pointsman.strategies.dispatching import plan_for
 
 
 class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of flow control. None means no limit, and a time of 0 means forever."""
+    """Settings of flow control. None means no limit, and a time of 0 means forever."""
 
     bands: tuple[BandSettings, ...]
     default_band: BandSettings
@@ -171,7 +171,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     first_wait_s: float | None = None
     """How long requests wait while there is no instance; None if the scheduling decides."""
     engine: Engine | None = None
-    """None if the plane starts no instances."""
+    """The engine; None if the plane starts no instances."""
     endpoints_file: Path | None = None
     """A file with more endpoints, for `load_endpoints`. It may not exist yet."""
     price: PriceSpec | None = None
@@ -198,7 +198,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def assumed_output_tokens(self) -> int:
-        """Tokens of an answer whose request sets no limit, as far as is known."""
+        """Tokens of an answer whose request sets no limit, if known."""
         given = None if self.price is None else self.price.assumed_output_tokens
         known = None if self.engine is None else self.engine.longest_answer
         return given or known or ASSUMED_OUTPUT_TOKENS
@@ -215,7 +215,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decided_by(self) -> str:
-        """What decides where its requests go."""
+        """The name of the policy or profile that decides where its requests go."""
         if self.policy is not None:
             return self.policy.name
         return "" if self.picker is None else self.picker.name
@@ -339,7 +339,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: this machine."""
     runtime: RuntimeSpec = RuntimeSpec()
     warnings: tuple[ConfigWarning, ...] = ()
-    """Settings without effect, and other facts that its author should know."""
+    """Settings without effect, and other warnings for the author."""
 
     def sources(self) -> dict[Path, bytes]:
         """The code of all replicas, as it came into force; empty if that of one is too large to be kept."""

@@ -60,7 +60,7 @@ class Problems:
         self._found.append(Problem(self.file, line, field_name(path), message))
 
     def warn(self, path: FieldPath, message: str) -> None:
-        """Report what the author should know about a setting that is accepted."""
+        """Report a warning about a setting that is accepted."""
         warning = ConfigWarning(self.file, self.line_of(path), field_name(path), message)
         if warning not in self._warnings:
             self._warnings.append(warning)

@@ -110,7 +110,7 @@ MISSING: dict[str, str] = {
     "disaggregatedset-rollout-screener": "it needs DisaggregatedSets, which only Kubernetes has",
     "k8s-notification-source": "it needs the API server that only Kubernetes has",
 }
-"""Types of the published picker that are not built in, and what there is instead or why they cannot be."""
+"""Types of the published picker that are not built in, and the alternative, or why there is none."""
 
 PARAMETERS_ELSEWHERE = frozenset(
     {"prefixMatchInfoProducerName", "inFlightLoadProducerName", "latencyPredictionInfoProducerName"}
@@ -209,7 +209,7 @@ class Registry:
         self._wanted = wanted
         """For error messages: what a class must have to belong here."""
         self._method = method
-        """The method that is called, if a plain function may stand in for the class; neither may be async."""
+        """The method that is called if a plain function may stand in for the class; neither may be async."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())

@@ -27,11 +27,11 @@ class ManifestText(msgspec.Struct, frozen=True):
     file: str = ""
     """Its name in error messages."""
     code: str = ""
-    """The version of the user's code that it names, at the time when it came into force; empty if it names none."""
+    """The version of the user's code that it names, as of when it came into force; empty if it names none."""
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
-"""In force where only applications were ever deployed."""
+"""The manifest in force if only applications were ever deployed."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 SourcesOf: TypeAlias = Callable[[ManifestText], Sources | None]
-"""The code that a stored document had when it came into force; None if it was not kept."""
+"""The code of a stored document as of when it came into force; None if it was not kept."""
 
 
 def not_kept(_: ManifestText) -> None:

@@ -246,7 +246,7 @@ class KeySpec(Section, frozen=True):
     sha256: str
     tenant: str
     name: str = ""
-    """For logs."""
+    """A name for logs."""
 
 
 class PriceSpec(Section, frozen=True):

@@ -1,4 +1,4 @@
-"""The controller: keeps running what should run, without touching a process, a socket or a clock.
+"""The controller: keeps the desired instances running, without touching a process, a socket or a clock.
 
     (wanted) -> starting -> ready -> draining -> stopping -> (gone)
                     ^         |                     |
@@ -90,7 +90,7 @@ def _worker_lost(event: events.WorkerLost, turn: Transition) -> None:
     for instance_id in turn.state.places.lost(event.name):
         instance = turn.find_process(instance_id)
         if instance is not None and instance.place is not None and instance.place.home != event.name:
-            transition.give_up(turn, instance, why, kill=True)  # its process runs on, and holds the rest of its place
+            transition.give_up(turn, instance, why, kill=True)  # its process runs on, with the rest of its place
         elif instance is not None:
             transition.ended(turn, instance, why)
 
@@ -255,7 +255,7 @@ class Controller:
     def __init__(self) -> None:
         self._state = ControlState()
         self.changes = 0
-        """Grows whenever something that `instances` returns may have changed."""
+        """Grows whenever a result of `instances` may have changed."""
         self._due: LazyHeap[str] = LazyHeap()
         """Instances by the time of their next action, kept because most events concern one instance of many."""
         self._statuses: list[InstanceStatus] | None = None
@@ -263,7 +263,7 @@ class Controller:
         self._shown: dict[str, InstanceStatus] = {}
         """The same statuses by id."""
         self.phase_changes: list[events.PhaseChange] = []
-        """Of the last event."""
+        """The time of the last event."""
 
     @property
     def desired(self) -> Desired | None:
@@ -286,7 +286,7 @@ class Controller:
         return list(self._statuses)
 
     def preview(self, desired: Desired, retry: Collection[str] = ()) -> list[ReconcileStep]:
-        """The steps that applying `desired` would add to those in progress, why, and where. Changes nothing."""
+        """The steps that applying `desired` would add to those in progress, with reason and place. Changes nothing."""
         state = self._state
         if not state.open:
             return []

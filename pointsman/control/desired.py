@@ -42,20 +42,20 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests to a server must have."""
+    """What a server requires of requests."""
 
     served_model: str = ""
-    """The name under which it serves the model; empty: that of the deployment."""
+    """The name by which the server knows the model; empty: that of the deployment."""
     api_key_env: str = ""
     """The environment variable with its API key."""
     api_key_file: ExistingFile = ""
     """The file with its API key."""
     messages_api: Literal["", "native", "translated"] = ""
-    """Whether it has Anthropic's API, or gets such requests in translation; empty: as the engine's adapter says."""
+    """Whether it serves Anthropic's API, or gets such requests in translation; empty: as the engine's adapter says."""
 
     @property
     def key(self) -> str:
-        """Where to find its API key, for `read_key`; empty if it needs none."""
+        """Where its API key is found, for `read_key`; empty if it needs none."""
         return key_source(self.api_key_env, self.api_key_file)
 
     def names(self, model: str, aliases: Sequence[str]) -> dict[str, str]:
@@ -77,7 +77,7 @@ class Address(NamedTuple):
     port: int
     tls: bool
     key: str = ""
-    """Where to find its API key, for `read_key`."""
+    """Where its API key is found, for `read_key`."""
 
 
 class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
@@ -114,11 +114,11 @@ def _address(url: str, key: str) -> Address:
 
 
 CPU_TOKENS_PER_S, GPU_TOKENS_PER_S = 50.0, 1000.0
-"""The assumed throughput, until it is measured: of an instance on CPUs, and of each GPU of any other instance."""
+"""The assumed throughput until it is measured: of an instance on CPUs, and of each GPU of any other instance."""
 
 
 class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance costs."""
+    """The price of an instance."""
 
     per_gpu_hour: float | None = None
     per_instance_hour: float | None = None
@@ -147,9 +147,9 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The name that clients use."""
     aliases: tuple[str, ...] = ()
-    """More names for it, which engines do not know."""
+    """More names for it, which engines do not have."""
     adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters, which engines know."""
+    """Names of LoRA adapters, which engines have."""
     replicas: int = 1
     """Instances of `engine` to run; 0 without an engine."""
     engine: DesiredEngine | None = None
@@ -171,7 +171,7 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recipe(self) -> str:
-        """The recipe that an instance is started from. An instance of another recipe must be replaced."""
+        """The recipe of its instances. An instance of another recipe must be replaced."""
         engine = None if self.engine is None else msgspec.structs.replace(self.engine, messages_api="")
         return msgspec.json.encode([self.model, engine], order="sorted").decode()
 

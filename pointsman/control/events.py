@@ -27,7 +27,7 @@ class Applied(ControllerEvent, frozen=True):
     retry: frozenset[str] = frozenset()
     """Deployments whose stopped rollout is to be tried again."""
     warmth: Mapping[str, float] = {}
-    """How much instances have cached. Among otherwise equal instances, the one with the least is stopped first."""
+    """The cached data per instance. Among otherwise equal instances, the one with the least is stopped first."""
 
 
 class Adopted(ControllerEvent, frozen=True):
@@ -67,9 +67,9 @@ class LaunchFailed(ControllerEvent, frozen=True):
     instance_id: str
     why: str
     local: str = ""
-    """What the runtime lacks, such as file descriptors; empty: the fault is in what was to be started."""
+    """What the runtime lacks, such as file descriptors; empty: what was to be started is at fault."""
     final: Reason | None = None
-    """Why no further try can succeed before something is changed, and what to do; None: one may."""
+    """Why no further try can succeed before something is changed, and what to do; None if one may."""
 
 
 class Exited(ControllerEvent, frozen=True):
@@ -79,7 +79,7 @@ class Exited(ControllerEvent, frozen=True):
     why: str
     """For operators, such as: exit code 1: the last line of its log."""
     final: Reason | None = None
-    """If it was starting: why no further try can succeed before something is changed, and what to do; None: one may."""
+    """If it was starting: why no further try can succeed before a change, and what to do; None if one may."""
 
 
 class Answered(ControllerEvent, frozen=True):
@@ -126,7 +126,7 @@ class RequestsFail(ControllerEvent, frozen=True):
 
 
 class OutOfReach(ControllerEvent, frozen=True):
-    """The worker of an instance does not answer. It may run on: nothing is known about the instance."""
+    """The worker of an instance does not answer. The instance may keep running: its state is unknown."""
 
     instance_id: str
     why: str
@@ -176,7 +176,7 @@ class Launch(msgspec.Struct, frozen=True):
     place: Place | None = None
     """None: anywhere."""
     recipe: str = ""
-    """The recipe to start it from. After a stopped rollout, an instance may come back with the earlier recipe."""
+    """The recipe of its process. After a stopped rollout, an instance may come back with the earlier recipe."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -242,7 +242,7 @@ ControllerCommand: TypeAlias = (
 
 
 class PhaseChange(msgspec.Struct, frozen=True):
-    """An instance has entered another phase. It is for people: nothing follows from it."""
+    """An instance has entered another phase. It is for operators: no component reacts to it."""
 
     deployment: str
     instance_id: str

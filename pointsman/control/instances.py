@@ -69,7 +69,7 @@ IDLE_PROBES_PER_S = 50.0
 """Maximum probes of all idle instances together: the more there are, the less often each is probed."""
 
 IDLE_TICK_S = 0.25
-"""Idle instances are probed at multiples of this, a few together: waking up for each would cost more than its probe."""
+"""Idle instances are probed at multiples of this, several at once: a wake-up costs more than a probe."""
 
 
 def spread(instance_id: str) -> float:
@@ -88,7 +88,7 @@ class Phase(Enum):
 
 
 RUNNING = frozenset({Phase.STARTING, Phase.READY, Phase.UNHEALTHY, Phase.EJECTED})
-"""Phases of instances that run and should go on running."""
+"""Phases of instances that run and should keep running."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,10 +104,10 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None
     """The runtime's name for its process; None if it has none of ours."""
     in_service: bool
-    """Whether requests run on it, or may be sent to it."""
+    """Whether requests are on it, or may be sent to it."""
     restarts: int
     reason: Reason | None
-    """What went wrong last, or why it leaves; None if neither applies."""
+    """Its last failure, or why it leaves; None if neither applies."""
     since: float
     """When it entered its phase, or lost its place."""
     until: float | None
@@ -120,27 +120,27 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """None if it has none, or needs none."""
     unplaced: bool = False
     hindered: bool = False
-    """The runtime lacked the means to launch it."""
+    """Whether the runtime lacked the means to launch it."""
     halted: bool = False
     """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
     final: bool = False
-    """It cannot start, and is not tried again until it is applied again."""
+    """Whether it cannot start, and is not tried again until it is applied again."""
     recipe: str = ""
-    """The recipe that its process was started from, or will be."""
+    """The present or future recipe of its process."""
     start_up_s: float | None = None
     """Seconds from launch to ready; None if it was not ready yet, or if its launch was not seen."""
     has_failed: bool = False
     """It crashed, hung or did not start, and has not been ready since."""
     given_up: bool = False
-    """It has failed to start so often that no request waits for it, though it is still tried again."""
+    """Whether it has failed to start so often that no request waits for it, though it is still tried again."""
     leaving: bool = False
-    """It is no longer wanted."""
+    """Whether it is no longer desired."""
     probe_at: float | None = None
     """When it is probed next; None if it is ready or not probed, or if a probe is in flight."""
 
 
 def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
-    """Instances that run, by deployment."""
+    """Running instances, by deployment."""
     return Counter(one.deployment for one in instances if one.phase in RUNNING)
 
 
@@ -175,7 +175,7 @@ def _counts(instances: Iterable[InstanceStatus], deployments: Sequence[str], *ph
 
 
 class Instance(msgspec.Struct, kw_only=True):
-    """What the controller knows about an instance. Only event handlers and transitions change it."""
+    """The controller's state of an instance. Only event handlers and transitions change it."""
 
     id: str
     spec: DesiredDeployment
@@ -184,24 +184,24 @@ class Instance(msgspec.Struct, kw_only=True):
     endpoint: DesiredEndpoint | None = None
     phase: Phase = Phase.STARTING
     shown_phase: str = ""
-    """The last that was reported; empty if none was."""
+    """The last phase that was reported; empty if none was."""
     since: float = 0.0
     host: str = ""
     port: int = 0
     process: str | None = None
     serving: ExecutionInstance | None = None
-    """What dispatchers know about it; None if it is not in service."""
+    """The state of it that dispatchers have; None if it is not in service."""
     restarts: int = 0
     failures: int = 0
-    """Failures in a row; the backoff doubles with each."""
+    """Consecutive failures; the backoff doubles with each."""
     failed_starts: int = 0
-    """Failed starts in a row with this recipe."""
+    """Consecutive failed starts with this recipe."""
     halted: bool = False
     """It is not restarted while instances of an earlier recipe serve."""
     final: bool = False
-    """Its start has failed for a reason that no further try can change."""
+    """Whether its start has failed for a reason that no further try can change."""
     hindered: bool = False
-    """The runtime lacked the means to launch it."""
+    """Whether the runtime lacked the means to launch it."""
     warmth: float = 0.0
     """How much it has cached; 0 if unknown."""
     launched_at: float | None = None
@@ -216,26 +216,26 @@ class Instance(msgspec.Struct, kw_only=True):
     idle_gap_s: float = 0.0
     """Minimum interval of its probes while it is idle; 0 if it is not."""
     failed_probes: int = 0
-    """Failed probes in a row."""
+    """Consecutive failed probes."""
     probe_error: str = ""
     unseen_s: float = 0.0
     """Time in this phase that does not count, because the runtime could not probe the instance."""
     doubted: bool = False
-    """Requests failed on this process before, but a probe then succeeded."""
+    """Whether requests failed on this process before a probe that succeeded."""
     ejections: int = 0
-    """Ejections of this process in a row; the time doubles with each."""
+    """Consecutive ejections of this process; the time doubles with each."""
     ejected_for_s: float = 0.0
-    """How long it gets no requests; 0 until a probe that was made at once ends."""
+    """How long it gets no requests; 0 until a probe that was sent at once has ended."""
     recalled: bool = False
-    """It was probed early because no other instance was ready."""
+    """Whether it was probed early because no other instance was ready."""
     killed: bool = False
     renewing: bool = False
     """It is launched again as soon as its process has ended."""
     drain_asked: bool = False
     outdated: Reason | None = None
-    """Why another instance is to take its place; None if it may stay."""
+    """Why another instance replaces it; None if it may stay."""
     leaving: bool = False
-    """It is no longer wanted."""
+    """Whether it is no longer desired."""
     in_no_hurry: bool = False
     """There is no drain timeout: its place is not needed."""
     place: Place | None = None
@@ -277,7 +277,7 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def deadline(self) -> float | None:
-        """When its phase times out; None if never."""
+        """When its phase times out; None if it does not."""
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s + self.unseen_s
@@ -302,7 +302,7 @@ class Instance(msgspec.Struct, kw_only=True):
             return None
         if self.probed_at is not None and self.idle_gap_s > interval and not self.failed_probes:
             return ceil((self.probed_at + self.idle_gap_s) / IDLE_TICK_S) * IDLE_TICK_S
-        if self.unseen_s:  # probes that cannot be made must not use up the resources that are left
+        if self.unseen_s:  # probes that cannot be made must not use up the remaining resources
             interval = max(interval, self.spec.lifecycle.probe_interval_s)
         return self.since if self.probed_at is None else self.probed_at + interval
 
@@ -328,7 +328,7 @@ class Instance(msgspec.Struct, kw_only=True):
     def served(
         self, accepting: bool, spec: DesiredDeployment | None = None, endpoint: DesiredEndpoint | None = None
     ) -> ExecutionInstance:
-        """What dispatchers must know about it, or would have to with another `spec` and `endpoint`."""
+        """The state that dispatchers must have of it, or would have with another `spec` and `endpoint`."""
         spec, endpoint = spec or self.spec, endpoint or self.endpoint
         limit, labels = spec.max_concurrency, dict(spec.labels)
         access = endpoint or spec.engine or EngineAccess()
@@ -337,7 +337,7 @@ class Instance(msgspec.Struct, kw_only=True):
             labels |= endpoint.labels
         elif limit is None:
             limit = spec.engine_slots
-        price, gpus = spec.price, 0 if self.place is None else len(self.place.gpus)  # none that is known of
+        price, gpus = spec.price, 0 if self.place is None else len(self.place.gpus)  # no known instance
         if endpoint is not None:
             gpus, price = endpoint.gpus, _own_price(endpoint, price)
         return ExecutionInstance(

@@ -14,7 +14,7 @@ from pointsman.placement.workload import KindCount, LearnedWorkload
 from pointsman.types import Worker
 
 WORKLOAD = "/workload"
-"""The name under which a plane stores what it has learned; no deployment may have it."""
+"""The name under which a plane stores what was learned; no deployment may have it."""
 
 
 class Places:
@@ -29,7 +29,7 @@ class Places:
         """Workers that the placer does not know yet, because thousands may come before it is used again."""
         self._placer: Placer | None = None
         self.learned = LearnedWorkload()
-        """What was asked so far: packing keeps room for it."""
+        """The asks so far: packing keeps room for such asks."""
 
     @property
     def placer(self) -> Placer:

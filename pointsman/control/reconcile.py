@@ -32,7 +32,7 @@ def between_recipes(before: str, after: str) -> Reason:
         ValueError,
         LookupError,
         AttributeError,
-    ):  # stored by another version of Pointsman
+    ):  # another version of Pointsman has stored it
         return unknown
     return _changes(old, new) or unknown
 
@@ -166,7 +166,7 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
     return steps
 
 
-# Instances that are processes of ours
+# Instances whose processes the plane starts
 
 
 def _processes(

@@ -19,9 +19,9 @@ class Prospects(NamedTuple):
     """What scaling can do for a deployment that has no instances that take requests."""
 
     may_start: bool = False
-    """A request that waits makes it start an instance."""
+    """Whether a waiting request makes it start an instance."""
     may_find_room: bool = False
-    """Other deployments may make room for it."""
+    """Whether other deployments may make room for it."""
 
 
 NO_PROSPECTS = Prospects()
@@ -34,7 +34,7 @@ class Unavailable(msgspec.Struct, frozen=True):
     retry_s: float | None = None
     """Seconds until an instance may take requests; None if unknown."""
     none_expected: bool = False
-    """No instance is starting, restarting or about to come back, so waiting is of no use."""
+    """Whether no instance is starting, restarting or about to come back, so that waiting is of no use."""
 
 
 def unavailability(
@@ -77,7 +77,7 @@ def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
     is_soon = one.until is None or one.until - now <= SOON_S
     if one.leaving or one.halted or one.final or one.drain_asked:
         return False
-    if one.unplaced or one.phase is Phase.DRAINING:  # it was evicted
+    if one.unplaced or one.phase is Phase.DRAINING:  # the instance was evicted
         return room
     if one.endpoint is not None and one.phase is Phase.STARTING:
         return not one.has_failed
@@ -115,7 +115,7 @@ def _cause(reason: Reason) -> str:
 
 
 def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
-    """Which instances are not tried again until they are applied again, and why, grouped by deployment."""
+    """Instances that are not tried again until they are applied again, and why, grouped by deployment."""
     by_deployment: dict[str, list[tuple[Reason | None, list[str]]]] = {}
     for one in instances:
         if one.final or one.halted:

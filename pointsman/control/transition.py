@@ -53,7 +53,7 @@ class Transition:
         self.has_room = False
         """There may be more room than before: try unplaced instances again."""
         self.phases: list[tuple[Instance, str]] = []
-        """Instances and the phases that they have entered, in order; empty if one is gone."""
+        """Instances and the phases that they have entered, in order; empty if an instance is gone."""
 
     def find(self, instance_id: str) -> Instance | None:
         """The instance, for changes; None if it is gone."""
@@ -122,7 +122,7 @@ class Transition:
         self.changed = True
 
     def phase_changes(self) -> list[events.PhaseChange]:
-        """What people see of it, once the event has been handled."""
+        """Its status for readers, once the event has been handled."""
         found = []
         for instance, phase in self.phases:
             if instance.shown_phase != phase:
@@ -152,7 +152,7 @@ def launch(turn: Transition, instance: Instance) -> None:
         _wait_for_room(turn, instance, place)
         return
     if instance.unplaced or instance.hindered:
-        instance.reason = None  # the old reason was that there was no place, or that it could not be launched
+        instance.reason = None  # the old reason was a missing place, or a failed launch
     instance.place, instance.unplaced_since, instance.hindered = place, None, False
     turn.enter(instance, Phase.STARTING)
     instance.host, instance.port, instance.process, instance.doubted, instance.ejections = "", 0, None, False, 0
@@ -367,7 +367,7 @@ def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | Non
     elif instance.renewing:
         launch(turn, instance)
     else:
-        if instance.phase is not Phase.STOPPING:  # otherwise the reason for stopping it says more
+        if instance.phase is not Phase.STOPPING:  # otherwise the reason for stopping it is more precise
             instance.final = final is not None and instance.phase is Phase.STARTING
             turn.fail(instance, final if final is not None and instance.final else why)
         turn.enter(instance, Phase.BACKING_OFF)
@@ -375,14 +375,14 @@ def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | Non
 
 
 def hinder(turn: Transition, instance: Instance, why: Reason) -> None:
-    """The runtime lacked the means to start it. That is not its own failure, so it is tried again soon."""
+    """The runtime lacked the means to start it. That is not a failure of the instance, so it is tried again soon."""
     turn.release(instance)
     instance.hindered, instance.reason = True, why
     turn.enter(instance, Phase.BACKING_OFF)
 
 
 def retry(turn: Transition, instance: Instance) -> None:
-    """Continue a stopped rollout, or start again what could not be started."""
+    """Continue a stopped rollout, or start again an instance that could not start."""
     instance.failures = instance.failed_starts = 0
     launch(turn, instance)
 
@@ -436,7 +436,7 @@ def drain(turn: Transition, instance: Instance) -> None:
 
 
 def hurry(turn: Transition, instance: Instance) -> None:
-    """Its place is needed: the drain timeout applies from now on."""
+    """Note that its place is needed: the drain timeout applies from now on."""
     if instance.in_no_hurry:
         instance.in_no_hurry = False
         turn.touched.add(instance.id)

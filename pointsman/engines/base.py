@@ -39,28 +39,28 @@ class LaunchSpec(msgspec.Struct, frozen=True):
 # Servers that exit before they are ready
 
 CANNOT_START = 78
-"""The exit code, EX_CONFIG of sysexits.h, by which a server says that it cannot start as it is configured."""
+"""The exit code (EX_CONFIG of sysexits.h) of a server that cannot start as it is configured."""
 NOT_FOUND = (126, 127)
 """Exit codes of shells: a command cannot be run, or does not exist."""
 USAGE = 2
-"""The exit code of programs that were given wrong options. Go programs that panic have the same."""
+"""The exit code of programs with wrong options. Go programs that panic have the same."""
 _NO_MODULE = re.compile(
     r"(?:^ModuleNotFoundError|\(ModuleNotFoundError|^\S*python[\w.]*): No module named '?([\w.]+)'?\)?$"
 )
 _IN_USE = "address already in use"
 PORT_LINES = 20
-"""Number of last lines that are searched for an address in use: some servers go on for a while without it."""
+"""Number of last lines that are searched for an address in use: some servers continue for a while without it."""
 _NO_MODEL = "is not a local folder and is not a valid model identifier"
 
 
 class ProcessEnd(msgspec.Struct, frozen=True):
-    """How the process of an instance ended before it was ready."""
+    """The end of an instance's process before it was ready."""
 
     code: int
     lines: Sequence[str]
     """The last lines that it wrote, without empty ones."""
     port_is_free: bool
-    """The port that it was given is free, so it failed to bind another one."""
+    """Whether the port that it was given is free: then it failed to bind another one."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int | None = None
     max_sequences: int | None = None
     quantization: str = ""
-    """How weights are quantised when they are loaded; empty: as they are in the files."""
+    """How weights are quantised when they are loaded; empty: as in the files."""
     draft: str = ""
     """The files of its draft model; empty: it has none."""
 
@@ -106,13 +106,13 @@ class ProbeRequest(msgspec.Struct, frozen=True):
 
 
 MAX_SAID = 200
-"""Characters of what a server says about an error."""
+"""Maximum characters of a server's error text."""
 _KEY = "; apiKeyEnv or apiKeyFile must name the key that it asks for"
 _ADVICE = {401: _KEY, 403: _KEY, 404: "; if it serves the model by another name, set servedModel"}
 
 
 def _said(body: bytes) -> str:
-    """What a server says about an error: the message, if it has the form of a known API; else the whole text."""
+    """A server's error text: the message, if it has the form of a known API; else the whole text."""
     told = _decoded(body)
     for name in ("error", "detail", "message") if isinstance(told, dict) else ():
         found = told.get(name)
@@ -136,7 +136,7 @@ class Engine(ABC):
     name: ClassVar[str]
     """`type:` in a manifest."""
     serves_messages: bool = False
-    """It has Anthropic's API at /v1/messages; an instance that turns out to lack it gets requests in translation."""
+    """Whether it serves Anthropic's API at /v1/messages; an instance without it gets requests in translation."""
     key_variable: ClassVar[str | None] = None
     """The environment variable in which it gets the API key that it asks clients for; empty: its command passes the key
     itself; None: it cannot be started with one."""
@@ -145,7 +145,7 @@ class Engine(ABC):
     launchable: ClassVar[bool] = True
     """False: only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")
-    """Answered while the server is alive, even under load."""
+    """A request that the server answers while it is alive, even under load."""
     metrics_path: str = "/metrics"
     """Empty if it has no metrics."""
     work: Work = "completions"
@@ -155,12 +155,12 @@ class Engine(ABC):
     weights: WeightFiles | None = None
     """The files that it loads, to estimate its memory; None: not known."""
     demand: EngineDemand = EngineDemand()
-    """What its parameters fix of its places."""
+    """The properties of its places that its parameters determine."""
 
     short_options: Mapping[str, str] = MappingProxyType({})
     """Other forms of its options, and the names that they stand for."""
     longest_answer: int | None = None
-    """Maximum tokens of an answer if a request sets no limit, by its parameters; None: not known."""
+    """Maximum tokens of an answer if a request sets no limit, by its parameters; None if unknown."""
 
     @classmethod
     def of_endpoint(cls) -> "Engine":
@@ -201,7 +201,7 @@ class Engine(ABC):
         return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
 
     def _words_of(self, options: Mapping[str, object], beside: Sequence[str]) -> list[str]:
-        """Options as words, without those that are None or that are there already."""
+        """Options as words, without those that are None or already there."""
         named = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
         there = Options(beside, self.short_options)
         return [word for name, value in named.items() if name not in there for word in (f"--{name}", str(value))]
@@ -216,7 +216,7 @@ class Engine(ABC):
         return _post("/v1/completions", model=model, prompt="Hello", max_tokens=1, temperature=0)
 
     def metrics(self, samples: Samples) -> Metrics | None:
-        """Its load, from /metrics; None if there are no metrics that we can read."""
+        """Its load, from /metrics; None if there are no readable metrics."""
         return None
 
     @property

@@ -66,7 +66,7 @@ class Command(Engine):
         return LaunchSpec(argv, self._env)
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        """With the options of a place, if the program is known."""
+        """The command with the options of a place, if the program is known."""
         if self._told is None:
             return super().placed(launch, place)
         return self._told.placed(launch, place)
@@ -120,11 +120,11 @@ class LlamaServer(LlamaCpp):
 
 
 LLAMA_SERVER_STEP = 512
-"""Its default: tokens of one step."""
+"""The default: tokens of one step."""
 
 
 def _program(argv: Sequence[str]) -> str:
-    """The server that a command starts, as far as its words say; empty: not known."""
+    """The type of the server that a command starts, by its words; empty if unknown."""
     names = [PurePath(word).name for word in argv[:4]]
     if "llama-server" in names:
         return "llama.cpp"

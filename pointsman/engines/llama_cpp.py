@@ -120,7 +120,7 @@ class LlamaCpp(Engine):
 
 
 def layer_demand(gpu_layers: object, split: str | Sequence[float]) -> EngineDemand:
-    """What a number of GPU layers and a tensor split fix. -1, and more layers than any model has, mean all of them."""
+    """The demand of a number of GPU layers and a tensor split. -1, or more layers than any model has, means all."""
     told = gpu_layers if isinstance(gpu_layers, int) else None
     layers = ALL_LAYERS if told is not None and told < 0 else told
     shares = split_shares(split) if split else ()

@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What vLLM is told that placement must know, by a parameter or by an option."""
+    """The settings of vLLM that placement must know, from a parameter or an option."""
 
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
@@ -158,7 +158,7 @@ class Vllm(Engine):
         )
         if len(set(place.stage_layers)) < 2:
             return launch
-        layers = ",".join(map(str, place.stage_layers))  # by itself it divides them evenly
+        layers = ",".join(map(str, place.stage_layers))  # by default it divides them evenly
         return msgspec.structs.replace(launch, env={PARTITION: layers, **launch.env})
 
     def metrics(self, samples: Samples) -> Metrics | None:

@@ -46,16 +46,16 @@ from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
 HARMLESS = (("POST", "plan"), ("POST", "recording"))
-"""These change nothing."""
+"""Methods that change nothing."""
 MAX_OVERRIDE_S = 366 * 86400.0
 """Longest time limit of a scaling override."""
 MAX_AUTHOR = 100
-"""Characters of the name of an operator."""
+"""Maximum characters of an operator's name."""
 AUTHOR = b"x-pointsman-author"
 """The header in which operators name themselves."""
 UNNAMED = "the admin API"
 ON_THIS_MACHINE = "this machine"
-"""Operators that do not name themselves, with the admin key, and on the local listener."""
+"""The names of operators that do not name themselves: with the admin key, and on the local listener."""
 
 
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
@@ -144,7 +144,7 @@ class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """None: until further notice."""
     by: str = ""
-    """Empty: the operator who asks."""
+    """The operator; empty: the one who asks."""
 
 
 class DeploymentAdmin:
@@ -210,7 +210,7 @@ class Admin:
         parts = [unquote(part) for part in request.path.removeprefix(PREFIX).decode("latin-1").split("/")]
         query = {name: values[-1] for name, values in parse_qs(request.query.decode("latin-1")).items()}
         author = request.headers.get(AUTHOR, b"").decode("latin-1")
-        # A gateway in a process of its own passes its client's request on over the local socket, with the client's key.
+        # A gateway process passes its client's request on over the local socket, with the client's key.
         key = self._gateway.admission.keys.admin_fingerprint(request)
         by = one_line(author, MAX_AUTHOR) or (ON_THIS_MACHINE if client.is_local and not key else UNNAMED)
         call = AdminCall(parts, query, bytes(request.body), Asker(by, key))
@@ -289,7 +289,7 @@ class Admin:
         return None
 
     async def _answer(self, running: PendingAnswer, work: Awaitable[Any], method: str, call: AdminCall) -> None:
-        """Whatever may have been changed shows in the next status, and among the events."""
+        """Every attempted change shows in the next status and among the events."""
         try:
             answer = await self._named(work)
             status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
@@ -322,7 +322,7 @@ class Admin:
             running.client.answer(status, body)
 
     async def _named(self, work: Awaitable[Any]) -> Any:
-        """The answer. If an unknown name belongs to something else, the error says so."""
+        """The answer. If an unknown name belongs to something of another kind, the error says so."""
         try:
             return await work
         except UnknownName as error:

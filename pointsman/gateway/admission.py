@@ -95,7 +95,7 @@ class Keys:
 
 
 def _are_public(settings: GatewaySpec) -> bool:
-    """Whether pages about the gateway need no key."""
+    """Whether pages about the gateway are public."""
     if settings.public_pages is not None:
         return settings.public_pages
     return not settings.keys or is_loopback(host_and_port(settings.listen)[0])
@@ -115,10 +115,10 @@ class Admission:
     def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
         self.usage = UsageBook()
         self.tenants: Callable[[Sequence[TenantSpec]], dict[str, Tenant]] = self.usage.tenants
-        """Returns the tenants with these limits: from the usage book, or from the grants of this gateway."""
+        """Returns the tenants with these limits: from the usage book, or from this gateway's grants."""
         self.configure(settings)
         self.names_in_flight: Container[str] = ()
-        """Ids of pipeline requests, which only send their steps and are not sent themselves."""
+        """Ids of pipeline requests, which send only their steps."""
         self._limited = limited
         """Requests beyond the limits of their tenant, by tenant."""
         self._in_flight = in_flight

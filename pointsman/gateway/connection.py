@@ -36,16 +36,16 @@ class GatewayConnection(ServerConnection):
         self.answer(status, error_body(str(message), error_kind(status), code, **extra), lines=lines)
 
     def refuse(self, error: "NotAdmitted", path: bytes = b"") -> None:
-        """Answer the current request, or one whose body is still to come, that it is not admitted."""
+        """Refuse the current request, or one whose body is still to come, because it is not admitted."""
         self.error(error.status, str(error), error.code, error.lines, path)
 
 
 class PendingAnswer:
-    """A request that a coroutine answers. If its client disconnects, it is still carried out."""
+    """A request that a coroutine answers. The coroutine continues if its client disconnects."""
 
     def __init__(self, client: GatewayConnection) -> None:
         self.client: GatewayConnection | None = client
-        """None once it has disconnected."""
+        """The connection; None once the client has disconnected."""
 
     def abandon(self) -> None:
         self.client = None

@@ -59,7 +59,7 @@ class Embedded:
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
         self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
-        release = version("pointsman")  # now: looking it up takes longer than making a page
+        release = version("pointsman")  # do it now: looking it up takes longer than rendering a page
         self.gateway.metrics.sources.append(
             lambda page: instance_metrics(page, self.plane.control.controller, self.plane.events.phases, release)
         )
@@ -82,7 +82,7 @@ class Embedded:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were admitted and are not answered."""
+        """Requests that were admitted and are not answered yet."""
         return self.gateway.in_flight + sum(one.last.in_flight for one in self.gateways.members.values())
 
     async def start(self, manifest: ManifestText | None) -> None:
@@ -150,7 +150,7 @@ class Embedded:
             self.gateway.upstream.cut_off("the gateway is shutting down")
             await self.grpc.close(1.0)
             await closing
-        finally:  # whatever fails, no process must be left
+        finally:  # even after an error, no process may be left
             self.gateway.admission.usage.close()
             await self.gateway.history.close()
             await self.plane.stop()

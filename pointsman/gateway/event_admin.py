@@ -19,12 +19,12 @@ from pointsman.reasons import Reason
 from pointsman.runtimes.event_log import KEPT, EventLog
 
 MAX_WAIT_S = 60
-"""How long a request may wait for events."""
+"""Maximum time for which a request may wait for events."""
 BEAT_S = 15.0
-"""How often a stream without events says that it is alive: proxies and browsers close silent connections."""
+"""Interval of keep-alive comments in a stream without events: proxies and browsers close silent connections."""
 MAX_OPERATION = 200
 LISTED = 100
-"""Past events that are listed, unless a request says otherwise."""
+"""Default number of past events that are listed."""
 
 
 def wants_stream(request: HttpRequest) -> bool:
@@ -36,7 +36,7 @@ class EventAdmin:
         self._events = events
 
     async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The newest events after a number. With `wait`, once there is one, or after so many seconds."""
+        """The newest events after a number. With `wait`: once there is one, or after this many seconds."""
         after, limit, deployment = _selection(call.query)
         wait_s = min(number_in(call.query, "wait", 0), MAX_WAIT_S)
         events = self._events
@@ -64,7 +64,7 @@ class EventAdmin:
         EventFeed(client, self._events, deployment).begin(after, limit)
 
     def note(self, method: str, call: AdminCall, status: int) -> None:
-        """An operator has asked for a change: what, and how it was answered."""
+        """Log that an operator has asked for a change, and how it was answered."""
         operation = " ".join([method, *call.parts])[:MAX_OPERATION]
         self._events.note("", Reason("operation", {"operation": operation, "status": status}), call.asker)
 
@@ -75,7 +75,7 @@ def _selection(query: Mapping[str, str]) -> tuple[int, int, str]:
 
 
 class EventFeed:
-    """An answer that goes on until its client disconnects: server-sent events."""
+    """An answer that continues until its client disconnects: server-sent events."""
 
     def __init__(self, client: GatewayConnection, events: EventLog, deployment: str) -> None:
         self._client: GatewayConnection | None = client

@@ -49,25 +49,25 @@ SWEEP = "gateway timeouts"
 MAX_CONNECTIONS = 10_000
 """Maximum client connections, unless a setting says otherwise."""
 RESERVED_FILES, FILES_PER_INSTANCE = 128, 4
-"""Descriptors that clients cannot take."""
+"""Descriptors reserved for uses other than clients."""
 
 
 READ, WRITE = (b"GET", b"HEAD"), (b"POST",)
-"""Methods."""
+"""The methods that a page may have."""
 
 
 class GatewayPage(NamedTuple):
-    """What is at a path."""
+    """A page: what is served at a path."""
 
     serve: Callable[[GatewayConnection, HttpRequest, Tenant | None], None]
     check: Callable[[HttpRequest, GatewayConnection], Tenant | None]
     """Returns the sender's tenant, or None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
     methods: Sequence[bytes] = ()
-    """Empty: the page decides."""
+    """The permitted methods; empty: the page checks them itself."""
 
 
 def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
-    """The `check` of a page for all."""
+    """The `check` of a page that needs no key."""
 
 
 _HOST = re.compile(rb"([0-9A-Za-z._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")
@@ -123,14 +123,14 @@ class HostCheck:
 
 
 class Pages:
-    """What a gateway has at which path."""
+    """The pages of a gateway, by path."""
 
     def __init__(self, settings: GatewaySpec) -> None:
         self.exact: dict[bytes, GatewayPage] = {}
         self.trees: dict[bytes, GatewayPage] = {}
-        """Pages for everything below a path."""
+        """Pages that serve everything below a path."""
         self.passed_on: dict[bytes, GatewayPage] = {}
-        """Paths of engines."""
+        """Paths of engines that are passed on."""
         self.of_replicas: list[GatewayPage] = []
         """Pages that need the secret of replicas."""
         self.hosts = HostCheck(settings)
@@ -170,7 +170,7 @@ def _has_long_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 class Clients(set[GatewayConnection]):
-    """The connections of clients. New ones replace those that were idle longest, beginning with those of strangers."""
+    """The connections of clients. New ones replace those that were idle longest, those without a valid key first."""
 
     def __init__(self, gateway: "Gateway") -> None:
         super().__init__()
@@ -204,8 +204,8 @@ class Clients(set[GatewayConnection]):
         if connection.is_local or len(self) <= (limit := self.limit):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
-        # Close several at once, so that the search is rare. Strangers that come by the hundred are all idle for a
-        # shorter time than a client between two requests. Clients that send a body come last.
+        # Close several at once, so that the search is rare. Strangers that come by the hundred have been idle for less
+        # time than clients between two requests. Clients that send a body come last.
         longest = nsmallest(
             max(1, limit // 20),
             idle,
@@ -218,7 +218,7 @@ class Clients(set[GatewayConnection]):
         return bool(longest)
 
     def problems(self) -> list[str]:
-        """What does not work as configured."""
+        """Settings that do not take effect as configured."""
         wanted, allowed = self._gateway.limits.max_connections, self.limit
         if wanted is None or allowed == wanted:
             return []
@@ -364,7 +364,7 @@ class Gateway:
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 
     async def drain(self, timeout_s: float) -> int:
-        """Accept nothing new, and wait for the requests in flight. Returns how many are left when the time is over."""
+        """Accept nothing new, and wait for the requests in flight. Returns how many are left after the time limit."""
         self.draining = True
         for client in list(self.clients):
             client.drain()
@@ -390,7 +390,7 @@ class Gateway:
 
 
 class ArrivalBatch:
-    """Hands the new requests of one loop turn to their dispatchers together, while the code is in the cache."""
+    """Hands the new requests of one loop turn to their dispatchers together, which uses the CPU caches better."""
 
     __slots__ = ("_new", "_upstream")
 

@@ -27,14 +27,14 @@ from pointsman.http.heads import Bytes
 LONG_BYTES = 32 * 1024
 """Shorter bodies are decoded as fast as they are compared and remembered."""
 KEY_BYTES = 4 * 1024
-"""What two bodies have behind that which they share tells them apart."""
+"""Maximum bytes after the shared beginning that are compared to tell two bodies apart."""
 KEPT_BYTES = 8 * 1024 * 1024
-"""Of bodies that are remembered, those used last."""
+"""Maximum bytes of remembered bodies; the least recently used are dropped."""
 MAX_SEEN = 1024
-"""Beginnings that came once: they are remembered when they come again."""
+"""Beginnings seen once: a body is remembered when its beginning is seen again."""
 SAMPLE_BYTES = 16
 MAX_ENDS = 64
-"""Ends of elements that are remembered of one body."""
+"""Maximum number of element ends that are remembered per body."""
 
 BRACE = ord("{")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
@@ -46,18 +46,18 @@ class KnownBeginning(msgspec.Struct):
 
     data: bytes
     start: int
-    """Where `messages` begins."""
+    """The offset of `messages`."""
     ends: list[int]
-    """Where messages end, in ascending order."""
+    """The offsets at which messages end, in ascending order."""
 
     def shared_with(self, body: bytes | bytearray, at: int) -> int:
-        """The last of `ends` up to which the body, which begins at `at`, is the same; 0 if there is none."""
+        """The last of `ends` up to which the body, whose `messages` begins at `at`, is the same; 0 if there is none."""
         data = memoryview(self.data)
 
         def differs(end: int) -> bool:
             return not body.startswith(data[:end], at)
 
-        # Most bodies differ in their last messages: the ends of those tell without a look at the rest.
+        # Most bodies differ in their last messages: compare from the last end backwards.
         last = len(self.ends) - 1
         while last > 0 and not body.startswith(
             data[self.ends[last] - SAMPLE_BYTES : self.ends[last]], at + self.ends[last] - SAMPLE_BYTES
@@ -70,30 +70,30 @@ class KnownBeginning(msgspec.Struct):
 
 
 class KnownBodies:
-    """Reads bodies, and remembers how large ones begin."""
+    """Reads bodies, and remembers the beginnings of large ones."""
 
     def __init__(self, min_bytes: int = LONG_BYTES, max_kept: int = KEPT_BYTES) -> None:
         self._min_bytes, self._max_kept = min_bytes, max_kept
         self._beginnings: OrderedDict[int, KnownBeginning] = OrderedDict()
-        """By the hash of their first bytes, least recently used first."""
+        """Remembered bodies by the hash of their first bytes, least recently used first."""
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._element = b'{"%b":0}' % secrets.token_hex(16).encode()
-        """Stands for the messages that are skipped. It is secret, so that no client can send it."""
+        """Replaces the messages that are skipped. It is secret, so that no client can send it."""
         self.kept = 0
-        """Bytes that are remembered."""
+        """Total bytes that are remembered."""
 
     def __len__(self) -> int:
         return len(self._beginnings)
 
     def read(self, body: Bytes) -> Body:
-        """The same as `read_body`."""
+        """Returns the same as `read_body`."""
         if not self._min_bytes <= len(body) < LARGE_BYTES:
             return read_body(body)
         whole, at = placed(body)
         view = memoryview(body)
         key = xxh3_64_intdigest(view[: self._min_bytes])
         known, shared = self._known(key, whole, at)
-        if known is not None and self._is_worth_it(body, shared):  # others go on in another way: one more level
+        if known is not None and self._is_worth_it(body, shared):  # others with this beginning differ sooner
             key = xxh3_64_intdigest(view[shared : shared + KEY_BYTES], key)
             other, more = self._known(key, whole, at)
             if more > shared:
@@ -116,24 +116,24 @@ class KnownBodies:
         return known, known.shared_with(body, at)
 
     def _is_worth_it(self, body: Bytes, shared: int) -> bool:
-        """Whether so much of a body is new that it should be remembered."""
+        """Whether enough of a body is new to remember it."""
         return len(body) - shared > max(self._min_bytes // 2, len(body) // 8)
 
     def _read_rest(self, view: memoryview, start: int, shared: int) -> Body | None:
-        """Read a body that is known up to `shared`. None: it must be read as a whole."""
+        """Read a body that is known up to `shared`. None if it must be read as a whole."""
         short = b"".join((view[:start], b"[", self._element, view[shared:]))
         try:
             read = read_body(short)
         except BadRequest:
-            return None  # the error names a place in the whole body
+            return None  # the position in the error must be that in the whole body
         found = memoryview(read.messages)
         if bytes(found[1 : 1 + len(self._element)]) != self._element:
-            return None  # the body has other messages behind these
+            return None  # the body has another field `messages` behind these
         read.messages = Raw(view[start : start + len(found) + len(view) - len(short)])
         return read
 
     def _remember(self, key: int, body: bytes, read: Body) -> None:
-        """Remember how a body begins that was read, if its messages can be told apart."""
+        """Remember the beginning of a body that was read, if its messages can be separated."""
         messages = memoryview(read.messages)
         start = body.find(messages[:KEY_BYTES])
         try:
@@ -152,7 +152,7 @@ class KnownBodies:
             return
         ends = [*ends[: -1 : -(-len(ends) // MAX_ENDS)], ends[-1]]
         if self._read_rest(memoryview(body), start, ends[-1]) is None:
-            return  # `messages` is not what was found there
+            return  # `messages` is not at the offset that was found
         self._forget(key)
         self._beginnings[key] = KnownBeginning(body[: ends[-1]], start, ends)
         self.kept += ends[-1]

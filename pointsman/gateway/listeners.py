@@ -1,4 +1,4 @@
-"""Where gateways listen: for HTTP, for gRPC, and what must be free for that."""
+"""Where gateways listen, for HTTP and for gRPC, and which addresses must be free for that."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MANY_FILES = 1 << 20
-"""Number of files to assume where the system sets no limit."""
+"""Assumed maximum number of open files if the system sets no limit."""
 
 
 class CannotListen(PointsmanError):
@@ -36,7 +36,7 @@ class Listeners:
         self._gateway = gateway
         self._servers: list[asyncio.AbstractServer] = []
         self.url = ""
-        """Where clients send requests."""
+        """The URL to which clients send requests."""
 
     async def bind(self, settings: GatewaySpec, *, shared: bool = False) -> None:
         """Take the address; if `shared`, other processes may take it too. Raises `CannotListen`."""
@@ -66,7 +66,7 @@ class Listeners:
             await server.start_serving()
 
     def close(self) -> None:
-        """Accept no new connections; those that are open stay."""
+        """Accept no new connections; open ones stay."""
         for server in self._servers:
             server.close()
 
@@ -80,7 +80,7 @@ class GrpcListener:
         self._is_ready = is_ready
         self._server: PredictServer | None = None
         self.address = ""
-        """host:port; empty if it is not open."""
+        """host:port; empty if it is closed."""
 
     async def open(self, listen: str, *, shared: bool = False) -> int:
         """Listen at this address, with the certificate of the gateway if it has one; if `shared`, other processes may
@@ -145,14 +145,14 @@ def allow_many_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MANY_FILES):
         if wanted != resource.RLIM_INFINITY and soft != resource.RLIM_INFINITY and wanted > soft:
-            with suppress(ValueError, OSError):  # some systems allow less than they say
+            with suppress(ValueError, OSError):  # some systems allow fewer than they report
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 soft = wanted
     return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class ReservedAddress:
-    """An address that several processes will listen on, each with a socket of its own. Nothing is accepted here."""
+    """An address that several processes will listen on, each with its own socket. This socket accepts nothing."""
 
     def __init__(self, setting: str, listen: str) -> None:
         """Take the address, with a free port if it has port 0. Raises `CannotListen`."""

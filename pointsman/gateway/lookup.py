@@ -34,7 +34,7 @@ class AdminCall(msgspec.Struct):
 
 
 KINDS = ("deployment", "application", "instance", "model")
-"""Kinds of names, in the order in which they are searched."""
+"""Kinds of names, in search order."""
 
 
 def of_another_kind(kind: str, name: str, status: Mapping[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _rows(status: Mapping[str, Any]) -> list[dict[str, list[str]]]:
 
 
 def record_at(gateway: Gateway, applications: Applications | None, request_id: str) -> dict[str, Any] | None:
-    """Everything about a request that this gateway has a record of; None if it has none."""
+    """All details of a request of which this gateway has a record; None if it has none."""
     now = time.monotonic()
     found: AnyRecord | None = None if applications is None else applications.record_of(request_id)
     for lane in gateway.traffic.all_lanes() if found is None else ():
@@ -147,7 +147,7 @@ class RequestAdmin:
         listed, found = newest_at(self._gateway, self._applications, query, limit)
         answers = [] if self._ask is None else await self._ask("requests", {**query, "limit": str(limit)})
         stored = history.stored(query)
-        if answers:  # gateways outlive a plane, and have some of what it has stored
+        if answers:  # gateways outlive a plane, and have some of the records that it has stored
             known = {one["request_id"] for theirs, _ in answers for one in theirs}
             stored = [one for one in stored if one.request_id not in known]
             listed, found = sum((theirs for theirs, _ in answers), listed), found + sum(count for _, count in answers)

@@ -86,7 +86,7 @@ def _messages(messages: Any) -> Iterator[dict[str, Any]]:
 
 
 def _user(blocks: list[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own, before what the user says."""
+    """Tool results become separate messages, before the user's text."""
     parts: list[dict[str, Any]] = []
     for where, block in blocks:
         if block["type"] != "tool_result":
@@ -252,7 +252,7 @@ def _tool_use(call: dict[str, Any]) -> dict[str, Any]:
     function, arguments = call["function"], call["function"].get("arguments") or "{}"
     try:
         given = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-    except msgspec.DecodeError:  # an answer that was cut off by its limit
+    except msgspec.DecodeError:  # the answer reached its length limit
         given = {}
     return {"type": "tool_use", "id": call.get("id") or _tool_id(), "name": function.get("name"), "input": given}
 
@@ -301,7 +301,7 @@ class MessageStream:
         self._usage: Any = None
 
     def feed(self, events: bytes) -> bytes:
-        """The translation of whole events. Events that cannot be read are left out."""
+        """The translation of complete events. Malformed events are left out."""
         told: list[bytes] = []
         for data in data_in(events):
             try:
@@ -403,7 +403,7 @@ def error_event(status: int, message: str) -> bytes:
 
 
 def as_error(status: int, body: bytes) -> bytes:
-    """The error that an engine has answered with, in the form of this API."""
+    """An engine's error in the form of this API."""
     try:
         read = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

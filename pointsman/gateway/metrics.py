@@ -376,7 +376,7 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
     each = [((("tenant", one["name"]),), one) for one in reports]
 
     def kinds(**fields: str) -> dict[Labels, float]:
-        """Kind -> the field of a report, without kinds that do not apply."""
+        """Kind -> the field of a report, without kinds that the tenant has no limit for."""
         named = [((*who, ("kind", kind)), one[field]) for who, one in each for kind, field in fields.items()]
         return {labels: value for labels, value in named if value is not None}
 
@@ -406,7 +406,7 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
 
 
 ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes", "pointsman_build_info")
-"""Gauges with the same meaning at every gateway: the largest value counts."""
+"""Gauges with the same meaning at every gateway: the page shows the largest value."""
 
 
 def merged(pages: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class ModelRequest(InFlight, eq=False):
     _charge: "Charge | None"
     """Its charge against the limits of its tenant; settled wherever the request ends."""
     api: OtherApi | None = None
-    """None: the OpenAI API, which engines speak."""
+    """None: the OpenAI API, which engines speak themselves."""
     _request_head: bytes = b""
     """The head that was sent last."""
     _body: Bytes = b""
@@ -176,7 +176,7 @@ class ModelRequest(InFlight, eq=False):
         return True
 
     def _reads(self, head: ResponseHead) -> bool:
-        """Whether the answer is read as JSON; engines may answer in other formats at their own paths."""
+        """Whether the answer is read as JSON; at their own paths, engines may answer in other formats."""
         return self.api is None or self.api.serves_json or b"json" in head.content_type.lower()
 
     def _translated(self, status: int, body: bytes) -> bytes:
@@ -187,7 +187,7 @@ class ModelRequest(InFlight, eq=False):
         return self.api.answer(body) if status == 200 else body
 
     def stream_began(self, head: ResponseHead) -> None:
-        """Send nothing yet: until an event with data has arrived, another instance can take over."""
+        """Send nothing yet: until an event with data arrives, another instance can replace this one."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
         if self.usage_question is not None and head.status == 200:
@@ -342,7 +342,7 @@ class ModelRequest(InFlight, eq=False):
         note_answer(self, status, charge)
 
     def _charge_part(self) -> None:
-        """Charge for what an instance has done: a client that disconnects just before the end must not pay nothing."""
+        """Charge for the work of an instance: a client that disconnects just before the end must pay too."""
         charge, now = self._charge, time.monotonic()
         begun = None if self._stream is None or self._head is None else self._head.status
         if charge is None:
@@ -361,7 +361,7 @@ class ModelRequest(InFlight, eq=False):
         self.counts.broken_off += 1
         self._charge_part()
         if events is None:
-            self._client.abort()  # a length was promised that will not be reached
+            self._client.abort()  # the promised length will not be reached
             return
         text = f"the answer was cut off: {why}"
         last = event(error_body(text, "server_error", "stream_interrupted"))
@@ -384,7 +384,7 @@ def _lines_for_engine(http: HttpRequest, command: Send) -> bytes:
 
 def _passed_on(headers: dict[bytes, bytes], command: Send) -> bytes:
     hidden, named = NOT_FOR_ENGINES, headers.get(b"connection", b"keep-alive")
-    if named != b"keep-alive":  # it may name headers that are for this connection only
+    if named != b"keep-alive":  # it may name headers that apply to this connection only
         hidden = hidden.union(name.strip().lower() for name in named.split(b","))
     lines = [b"%b: %b\r\n" % header for header in headers.items() if header[0] not in hidden and header[0][:12] != OURS]
     if command.headers:

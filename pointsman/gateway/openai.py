@@ -160,14 +160,14 @@ def with_model(body: Bytes, model: str) -> bytes:
     """A valid body with another model; all other bytes stay as they are."""
     text = bytes(body)
     # Quotes in a string are escaped, so this is a key or a string of its own. If there is only one, and no letter of
-    # the key can be escaped elsewhere, it is the key that was read; else the fields are taken apart.
+    # the key can be escaped elsewhere, it is the key that was read; else the body is split into fields.
     if text.count(b'"model"') == 1 and b"\\u006" not in text and (found := _MODEL.search(text)):
         return b"".join((text[: found.start(1)], msgspec.json.encode(model), text[found.end(1) :]))
     return with_fields(text, model=model)
 
 
 def usage_question(body: Body) -> bytes | None:
-    """The `stream_options` that ask for the usage of a stream; empty if the body has none; None if it asks already."""
+    """The `stream_options` that ask for the usage of a stream; empty if there are none; None if they ask already."""
     if not memoryview(body.stream_options):
         return b""
     options = msgspec.json.decode(body.stream_options) or {}
@@ -276,13 +276,13 @@ def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
     if path not in WRITES:
         return 0
     given = (_tokens(body.max_tokens), _tokens(body.max_completion_tokens), _tokens(body.max_output_tokens))
-    limit = max(filter(None, given), default=assumed)  # engines differ in which one they obey
+    limit = max(filter(None, given), default=assumed)  # engines differ in which one they use
     return limit * max(1, _whole(body.n), _whole(body.best_of)) * _prompts(body.prompt)
 
 
 MANY_PROMPTS = 100_000
 MAX_APART = 1_000
-"""Prompts of one request that are hashed one by one; more are hashed as one text."""
+"""Maximum prompts of one request that are hashed separately; more are hashed as one text."""
 
 
 def _whole(raw: Raw) -> int:
@@ -297,7 +297,7 @@ def _prompts(raw: Raw) -> int:
     if memoryview(raw)[:1].tobytes() != b"[":
         return 1
     most = bytes(raw).count(b",") + 1
-    if most > MANY_PROMPTS:  # distinguishing prompts from commas in them is not worth the memory
+    if most > MANY_PROMPTS:  # telling prompts apart from commas inside them is not worth the memory
         return most
     return len(_prompt_list(raw)) or 1
 

@@ -1,7 +1,7 @@
 """Requests to instances beside the OpenAI API's: Anthropic's API, and paths that engines have of their own.
 
-Enters: a request, and the instance that was chosen for it. Leaves: what that instance gets, and its answer as clients
-expect it. The one rule: routing sees such a request as any other.
+Enters: a request, and the instance that was chosen for it. Leaves: the request in the form of that instance, and
+its answer in that of the client. The one rule: routing treats such a request like any other.
 """
 
 import re
@@ -36,16 +36,16 @@ from pointsman.http.responses import EventStream, data_in, event
 from pointsman.types import MAX_NAME, ExecutionInstance
 
 LACKING = frozenset({404, 405, 501})
-"""Statuses of an engine that may not have a path."""
+"""Statuses with which an engine may say that it lacks a path."""
 
 
 class OtherApi:
     """A request to a path beside the OpenAI API's: its body may be a form, and its answer may be of any type."""
 
     serves_json = False
-    """The answer must be JSON, or it is none."""
+    """Whether the answer must be JSON."""
     ends_with_done = False
-    """Its streams end with the mark of OpenAI's."""
+    """Whether its streams end with the end mark of the OpenAI API."""
 
     def __init__(self, http: HttpRequest) -> None:
         """Raises `BadRequest`."""
@@ -56,7 +56,7 @@ class OtherApi:
             self.body.prompt = Raw(http.body) if self._boundary is None else Raw()
 
     def outgoing(self, http: HttpRequest, one: InFlight, instance: ExecutionInstance) -> tuple[bytes, Bytes]:
-        """Target and body as this instance gets them."""
+        """Target and body for this instance."""
         served = instance.engine_names.get(one.request.model_name)
         if served is None:
             return http.target, http.body
@@ -65,29 +65,29 @@ class OtherApi:
         return http.target, form_with_model(http.body, self._boundary, served)
 
     def answer(self, body: bytes) -> bytes:
-        """A good answer as the client gets it. Raises `msgspec.DecodeError`."""
+        """A successful answer in the client's form. Raises `msgspec.DecodeError`."""
         return body
 
     def refused(self, one: InFlight, status: int) -> bool:
-        """Whether the instance is asked again in another way."""
+        """Whether the same instance is asked again in another form."""
         return False
 
     def served(self, one: InFlight) -> None:
-        """An instance serves it."""
+        """Note that an instance serves the request."""
 
     def error(self, status: int, body: bytes) -> bytes:
-        """An error of an engine as the client gets it."""
+        """An engine's error in the client's form."""
         return body
 
     def events(self, events: bytes) -> bytes:
         return events
 
     def end(self, rest: bytes) -> bytes:
-        """The end of a stream. `rest`: what is left of it."""
+        """The end of a stream. `rest`: its last bytes."""
         return rest
 
     def broken(self, why: str) -> bytes:
-        """The last event of a stream that breaks off."""
+        """The last event of an interrupted stream."""
         return event(error_body(why, "server_error", "stream_interrupted"))
 
     def usage(self, stream: EventStream, beginning: bytes) -> Usage | None:
@@ -99,13 +99,13 @@ _FIELD = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="?([^";\r\n]*)"?'
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
-    """What separates the fields of a form; None: the body is no form."""
+    """The boundary between the fields of a form; None if the body is no form."""
     found = _BOUNDARY.match(content_type.strip())
     return None if found is None else b"--" + (found[1] or found[2])
 
 
 def _form_field(body: bytes, boundary: bytes, name: bytes) -> tuple[int, int] | None:
-    """Where the value of a field is; None if the form has none."""
+    """The position of a field's value; None if the form has no such field."""
     at = body.find(boundary)
     while at >= 0:
         head_end = body.find(b"\r\n\r\n", at)
@@ -120,7 +120,7 @@ def _form_field(body: bytes, boundary: bytes, name: bytes) -> tuple[int, int] | 
 
 
 def read_form(body: Bytes, boundary: bytes) -> Body:
-    """What routing must know of a form. Raises `BadRequest`."""
+    """The fields of a form that routing needs. Raises `BadRequest`."""
     text = bytes(body)
     if not text.rstrip().endswith(boundary + b"--"):
         raise BadRequest("the body is not a form: its last boundary is missing")
@@ -146,7 +146,7 @@ def form_with_model(body: Bytes, boundary: bytes, model: str) -> bytes:
 
 
 class MessagesApi(OtherApi):
-    """A request of this API: passed on to an engine that has it, translated for any other."""
+    """A request of this API: passed on to engines that serve it, translated for all others."""
 
     serves_json = True
 
@@ -177,7 +177,7 @@ class MessagesApi(OtherApi):
         if self._chat is None:
             try:
                 self._chat = chat_request(http.body, counts=self._counts)
-            except BadRequest:  # the engine says what is wrong, if it has this API
+            except BadRequest:  # if the engine has this API, it reports the error itself
                 return False
         return True
 
@@ -188,7 +188,7 @@ class MessagesApi(OtherApi):
         return True
 
     def served(self, one: InFlight) -> None:
-        """An instance serves it: if only in translation, it lacks this API."""
+        """Note that an instance serves it: an instance that serves only the translation lacks this API."""
         if self._fell_back and self._is_translated:
             one.upstream.lacks.add((one.instance_id, self.path))
 

@@ -1,7 +1,7 @@
 """Several gateways for one plane, as the process of the plane has them: their links, limits, metrics and answers.
 
 Enters: connections of gateways (`gateway/process.py`), and what is asked about all of them. Leaves: documents,
-instances and grants for each, and one picture of all. The one rule: a counter that was shown never falls. What a
+instances and grants for each, and answers for all together. The one rule: a counter that was shown never falls. What a
 process that has ended had counted when it was last asked stays in the sum.
 """
 
@@ -56,21 +56,21 @@ from pointsman.runtimes.link import (
 METRICS, ADMIN = b"/metrics", b"/admin/v1/"
 COMMAND = (sys.executable, "-P", "-m", "pointsman.gateway.process")
 OPEN_S = 60.0
-"""How long all gateways together may take to listen."""
+"""Time limit for all gateways together to listen."""
 ADOPT_S = 5.0
-"""The same, if some of them serve already."""
+"""The same limit, if some of them serve already."""
 ANSWER_S = 2.0
-"""How long a gateway may take to answer a question."""
+"""Time limit for a gateway's answer to a question."""
 HUNG_S = 20.0
 """A gateway that is connected and has not reported for this long is ended, and started again."""
 OVERTIME_S = 5.0
 """Gateways that have not ended this long after their time limit are left to the runtime."""
 RECALL_S = 1.0
-"""Until the last records of a gateway that has ended are in the file."""
+"""Maximum wait until the last records of an ended gateway are in the file."""
 
 
 class LinkStream:
-    """The connection of a gateway: what the plane tells it."""
+    """The connection of a gateway, for messages from the plane."""
 
     def __init__(self, client: GatewayConnection, lost: Callable[["LinkStream"], None]) -> None:
         self._client: GatewayConnection | None = client
@@ -105,7 +105,7 @@ class Inquiries:
         self._count = 0
 
     async def all(self, about: str, details: Mapping[str, str]) -> list[Any]:
-        """What gateways answer, those that do."""
+        """The answers of those gateways that answer in time."""
         return list((await self.by_name(about, details)).values())
 
     async def by_name(self, about: str, details: Mapping[str, str]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Inquiries:
             answer.set_result(message.body)
 
     def ended(self, gateway: str) -> None:
-        """A gateway will not answer any more."""
+        """Note that a gateway will not answer any more."""
         for name, answer in self._open.values():
             if name == gateway and not answer.done():
                 answer.cancel()
@@ -139,13 +139,13 @@ class GatewayLinks:
 
     def __init__(self, gateway: Gateway, traffic: SharedTraffic, inquiries: Inquiries) -> None:
         self.bank: Bank | None = None
-        """None unless there are several gateways."""
+        """None if there is only one gateway."""
         self.welcome: Callable[[], Sequence[PlaneMessage]] = lambda: ()
-        """Returns the messages that a gateway gets before all others."""
+        """Returns the messages that a gateway gets first."""
         self.changed = asyncio.Event()
         """Set when a gateway has ended, or begins to listen."""
         self.cut_off = 0
-        """Requests that gateways have cut off when they stopped."""
+        """Requests that gateways have cut off at their stop."""
         self.seen_at: dict[str, float] = {}
         self._gateway = gateway
         self._traffic = traffic
@@ -243,7 +243,7 @@ class GatewayOwner:
         self._plane: PlaneOperations | None = None
         self._processes: GatewayProcesses | None = None
         self._early: list[ControllerEvent] = []
-        """Events of processes from before they were looked for."""
+        """Process events from before the owner listened for them."""
         self._addresses: list[ReservedAddress] = []
         self._listen = "", ""
         """Where gateways listen, for HTTP and for gRPC."""
@@ -300,7 +300,7 @@ class GatewayOwner:
         except TimeoutError:
             silent = ", ".join(name for name, one in self.members.items() if not one.url)
             wrong = [f"these gateways do not listen after {OPEN_S:g} s: {silent}; see their logs"]
-        if wrong and not adopted:  # otherwise clients are served: `status` shows what is wrong, and nothing is stopped
+        if wrong and not adopted:  # otherwise clients are served, and `status` shows the problem
             raise PointsmanError(wrong[0])
 
     async def stop(self, within_s: float, hurry: asyncio.Event) -> None:
@@ -314,7 +314,7 @@ class GatewayOwner:
                 self._processes.kill(one)
         hurrying = asyncio.get_running_loop().create_task(hurry.wait())
         hurrying.add_done_callback(lambda task: None if task.cancelled() else self.traffic.group.send(StopServing(0.0)))
-        with suppress(TimeoutError):  # the runtime ends the rest
+        with suppress(TimeoutError):  # the runtime stops the others
             async with asyncio.timeout(within_s + OVERTIME_S):
                 while any(one.process for one in self.members.values()):
                     self.links.changed.clear()
@@ -347,7 +347,7 @@ class GatewayOwner:
             self.traffic.group.send(Readiness(self._ready))
 
     def _beat(self) -> None:
-        """Do what is due ten times a second."""
+        """Do the work that is due ten times a second."""
         bank, now, seen_at = self.links.bank, time.monotonic(), self.links.seen_at
         assert bank is not None
         assert self._processes is not None
@@ -359,7 +359,7 @@ class GatewayOwner:
             elif (send := self.members[name].send) is not None:
                 send(Grants(grants))
         late_s, self._beat_at = now - self._beat_at, now
-        if late_s > HUNG_S / 4:  # this process was the one that hung
+        if late_s > HUNG_S / 4:  # this process itself was blocked
             seen_at.update(dict.fromkeys(seen_at, now))
         for one in self.members.values():
             if one.send is not None and now - seen_at.get(one.name, now) > HUNG_S:
@@ -389,7 +389,7 @@ class GatewayOwner:
 
 
 def first_url(members: Collection[LinkedGateway]) -> str:
-    """Where clients reach one of them; empty if none listens."""
+    """The address at which clients reach one of them; empty if none listens."""
     return next((one.url for one in members if one.url), "")
 
 
@@ -429,7 +429,7 @@ class MergedMetrics:
         task.add_done_callback(self._serving.discard)
 
     async def _answer(self, running: PendingAnswer) -> None:
-        if self._making is None or self._making.done():  # otherwise all requests that come meanwhile get the same page
+        if self._making is None or self._making.done():  # otherwise all requests that arrive meanwhile share one page
             self._making = self._gateway.loop.create_task(self.text())
         text = await asyncio.shield(self._making)
         if running.client is not None:

@@ -31,14 +31,14 @@ class SharedPage:
     def content(self) -> bytes:
         now = time.monotonic()
         if self._content is None or now - self._made_at >= self._cost_s * AGE_PER_COST:
-            began = time.thread_time()  # time that other processes take is not a cost of the page
+            began = time.thread_time()  # exclude time that other processes use
             self._content = self._make()
             cost_s = time.thread_time() - began
             self._made_at, self._cost_s = time.monotonic(), cost_s if cost_s > CHEAP_S else 0.0
         return self._content
 
     def forget(self) -> None:
-        """Render it again for the next request, because a request has changed what it shows."""
+        """Render it again for the next request, because a request has changed its content."""
         self._content = None
 
 

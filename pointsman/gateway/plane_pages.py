@@ -17,7 +17,7 @@ from pointsman.http.responses import CONTENT_TYPE as EVENT_STREAM
 from pointsman.http.server import ResponseStream
 
 ANSWER_S = 10.0
-"""How long the plane may take to answer."""
+"""Time limit for the plane's answer."""
 AskPlane: TypeAlias = Callable[[HttpRequest], AbstractAsyncContextManager[StreamedResponse]]
 """The plane's answer to a client's request. Raises `NoResponse`."""
 
@@ -32,7 +32,7 @@ class ForwardedStream(PendingAnswer):
         self._may_write.set()
 
     async def pass_on(self, response: StreamedResponse) -> None:
-        """Send the stream to the client; it ends with the plane, and an event source then connects again."""
+        """Send the stream to the client. It ends with the plane; an event source then connects again."""
         client = self.client
         if client is None:
             return

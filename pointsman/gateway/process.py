@@ -1,8 +1,8 @@
 """A gateway in a process of its own: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
 
 Enters: requests of clients, and messages of the plane. Leaves: answers, and reports to the plane. The one rule: it
-serves by what it last knew. If the plane is gone it goes on, and looks for the next one; then only the runtime that
-started it ends it.
+serves with the last known state. If the plane is gone, it continues and looks for the next plane; then only the runtime
+that started it ends it.
 
 The environment says where the plane is: POINTSMAN_SECRET, and POINTSMAN_SOCKET or, on another machine, the file
 POINTSMAN_GATEWAY with its address, which changes with the plane; POINTSMAN_HOST, the address of that machine; and the
@@ -71,15 +71,15 @@ from pointsman.wire.shared_memory import BufferFiles
 LINK, REPORTS, PAGES = "/gateways/link", "/gateways/reports", b"/gateways/pages"
 """Paths of the plane: for connections, for reports, and for pages that it answers for gateways."""
 WATCH_S, SILENT_S = 0.25, 5.0
-"""How often a plane on another machine is checked, and how long it may be silent; it speaks ten times a second."""
+"""Interval of checks of a plane on another machine, and maximum silence; a plane sends ten messages a second."""
 RETRY_S = 0.05
-"""How often to look for a plane that is gone."""
+"""Interval of searches for a plane that is gone."""
 CONNECT_S = 10.0
-"""How long a plane may take to accept the connection."""
+"""Time limit for a plane to accept the connection."""
 REPORT_S = 10.0
-"""How long the plane may take for a report."""
+"""Time limit for the plane's answer to a report."""
 TERM_S = 3.0
-"""Requests in flight have this long to end after SIGTERM."""
+"""Time limit for requests in flight to end after SIGTERM."""
 PASSED_ON = (b"authorization", b"x-api-key", b"x-pointsman-author", b"accept", b"last-event-id")
 """Headers of a client's request that the plane needs for its answer."""
 MAX_LINES_BYTES = 4 * 1024 * 1024
@@ -87,7 +87,7 @@ MAX_LINES_BYTES = 4 * 1024 * 1024
 
 
 class PlaneLink:
-    """The connection to the plane. Made again until there is one."""
+    """The connection to the plane. It connects again until there is a plane."""
 
     def __init__(self, name: str, plane: PlaneAddress, secret: str) -> None:
         self.name = name
@@ -101,7 +101,7 @@ class PlaneLink:
         self._news = asyncio.Event()
 
     def tell(self, message: GatewayMessage) -> None:
-        """Send a message soon; if there is no plane, keep only what the next one must know."""
+        """Send a message soon; without a plane, keep only what the next plane must know."""
         self.tell_later(message)
         if self.is_connected:
             self._news.set()
@@ -111,7 +111,7 @@ class PlaneLink:
         self._untold.append(message)
 
     async def follow(self, process: "GatewayProcess") -> None:
-        """Connect, and do what the plane says, forever."""
+        """Connect, and carry out the plane's messages, forever."""
         while True:
             try:
                 await self._connection(process)
@@ -150,7 +150,7 @@ class PlaneLink:
         if self._limit is None:
             return
         is_replaced = False
-        with suppress(OSError):  # without the file, the last known one
+        with suppress(OSError):  # without the file, keep the last known address
             is_replaced = self._plane.named() != self._plane.at
         is_silent = self._plane.is_file and time.monotonic() - self._heard_at > SILENT_S
         if is_replaced or is_silent:
@@ -158,7 +158,7 @@ class PlaneLink:
             self._limit = None
 
     async def report(self, process: "GatewayProcess") -> None:
-        """Send what there is to report, in order, forever."""
+        """Send pending reports in order, forever."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -191,7 +191,7 @@ class PlaneLink:
             self._untold.insert(0, RecordLines(lines))
 
     def drop_stale(self, process: "GatewayProcess") -> None:
-        """Forget what only the previous plane could use, before connecting to a new one."""
+        """Drop what only the previous plane could use, before connecting to a new one."""
         told, self._untold = self._untold, []
         self._keep(told, process)
 
@@ -232,7 +232,7 @@ class LinkedRecords:
 
 
 class GatewayProcess:
-    """The gateway, its link, and what it does as the plane says."""
+    """The gateway and its link; it carries out the plane's messages."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -317,12 +317,12 @@ class GatewayProcess:
             self.gateway.traffic.configure([one.among(wanted.processes) for one in plan.deployments])
             self.traffic.observe()
             await self._listen_at(settings, self._address(wanted.grpc_listen))
-        except (PointsmanError, OSError) as error:  # it goes on with the documents that it has
+        except (PointsmanError, OSError) as error:  # it continues with its present documents
             problem = str(error)
         self.link.tell(Listens(self.url, self._grpc.address, problem))
 
     def _address(self, listen: str) -> str:
-        """Where this gateway listens: `node` is the machine that it runs on."""
+        """The address at which this gateway listens: `node` stands for the machine that it runs on."""
         host, _, port = listen.rpartition(":")
         return f"{self._host}:{port}" if host == EACH_NODE else listen
 
@@ -342,7 +342,7 @@ class GatewayProcess:
         gc.set_threshold(20_000, 20, 100)
 
     def _report(self) -> None:
-        """Report what has changed, or, if nothing has, that this gateway is alive."""
+        """Report changes, or, without any, that this gateway is alive."""
         if not self.link.is_connected:
             return
         now, gateway = time.monotonic(), self.gateway
@@ -428,7 +428,7 @@ async def _serve(name: str) -> None:
 def main() -> int:
     import uvloop
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the plane
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the plane only
     try:
         uvloop.run(_serve(sys.argv[1]))
     except (CannotListen, PointsmanError) as error:

@@ -13,7 +13,7 @@ from pointsman.runtimes.recording import RecordedPart, Recorder, RecordingLease
 
 
 class RecordingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Begin a recording, read on, or end it."""
+    """Begin a recording, read more of it, or end it."""
 
     id: str = ""
     """Id of a recording that has begun; empty: begin one."""
@@ -31,7 +31,7 @@ class RecordingAdmin:
         self._leases: dict[str, RecordingLease] = {}
 
     async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The lines since the last call, of all gateways."""
+        """The new lines of all gateways since the last call."""
         asked = msgspec.json.decode(call.body or b"{}", type=RecordingRequest)
         if asked.id and asked.id not in self._leases:
             raise UnknownName("recording", asked.id, self._leases)

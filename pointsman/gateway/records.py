@@ -1,8 +1,8 @@
 """Records of all requests: those turned away at the gate, those of deployments that are gone, those of earlier planes.
 
 Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests`
-and `explain` show, and a file from which the next plane goes on. The one rule: a request pays for none of it. What has
-ended is collected twenty times a second, and written by a thread; a disk that cannot be written ends nothing.
+and `explain` show, and a file that the next plane loads. The one rule: no request waits for its record. Ended requests
+are collected ten times a second, and a thread writes them; a disk that cannot be written stops nothing.
 """
 
 import os
@@ -104,7 +104,7 @@ class OutcomeRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     strategy: str
     tries: int
     arrived_at: float
-    """On the clock of its plane; so are the other times."""
+    """Time on the clock of its plane; so are the times below."""
     sent_at: float | None
     first_token_at: float | None
     ended_at: float | None
@@ -154,7 +154,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return summary | ({"gateway": self.gateway} if self.gateway else {})
 
     def explained(self) -> dict[str, Any]:
-        """As `explain` shows it."""
+        """The record as `explain` shows it."""
         summary, text = self.summary(), self.text
         details: dict[str, Any] = msgspec.json.decode(self.details)
         if not text and details:
@@ -189,7 +189,7 @@ class RecordFile:
         self._writing: Future[None] | None = None
 
     def lines(self, limit: int) -> list[bytes]:
-        """The newest lines, oldest first."""
+        """The newest stored lines, oldest first."""
         found: list[bytes] = []
         for path in (self._older, self._path):
             with suppress(OSError):
@@ -218,7 +218,7 @@ class RecordFile:
         return [str(Reason("records-not-stored", {"file": str(self._path), "error": self._why, "lost": self.dropped}))]
 
     async def close(self) -> None:
-        """Try once more to write what waits."""
+        """Try once more to write the waiting lines."""
         if self._writing is not None:
             await self._writing
         if self._waiting:
@@ -259,7 +259,7 @@ class RecordFile:
             try:
                 written = os.write(file, data)
                 if written < len(data):
-                    os.write(file, data[written:])  # says why
+                    os.write(file, data[written:])  # the exception says why
             except OSError:
                 os.ftruncate(file, size)
                 raise
@@ -288,11 +288,11 @@ class RequestHistory:
 
     def __init__(self, keep: int, traffic: Traffic, admission: Admission) -> None:
         self.gone: deque[Record] = deque(maxlen=keep)
-        """Records of deployments that are gone."""
+        """Records of removed deployments."""
         self.limited: deque[GateRecord] = deque(maxlen=keep)
-        """Requests of tenants that were turned away."""
+        """Requests of tenants that were refused at the gate."""
         self.strangers: deque[GateRecord] = deque(maxlen=min(keep, STRANGERS))
-        """Requests of unknown senders that were turned away."""
+        """Requests of unknown senders that were refused at the gate."""
         self.fresh: deque[AnyRecord] = deque(maxlen=keep)
         """Records of applications, and of tenants at the gate, since the last collection."""
         self._fresh_strangers: deque[GateRecord] = deque(maxlen=STORED_STRANGERS)
@@ -303,7 +303,7 @@ class RequestHistory:
         traffic.hooks.closed = self._lane_closed
         self._file: RecordSink | None = None
         self._stored: list[StoredRecord] = []
-        """Of earlier planes, newest first."""
+        """Records of earlier planes, newest first."""
         self.gateway = ""
         """The name of this process, if the plane has several."""
 
@@ -333,7 +333,7 @@ class RequestHistory:
     def note_refused(
         self, http: HttpRequest, error: NotAdmitted, tenant: Tenant | None = None, model: str = "", request_id: str = ""
     ) -> str:
-        """Record a request that reaches no dispatcher. Its id, a new one if it has none."""
+        """Record a request that reaches no dispatcher. Returns its id, a new one if it has none."""
         request_id = request_id or self._admission.id_of_refused(http)
         whose, path = error.tenant if tenant is None else tenant.name, shown(http.path.decode("latin-1"))
         now = time.monotonic()
@@ -347,16 +347,16 @@ class RequestHistory:
         return request_id
 
     def open(self, file: "RecordSink", keep: int) -> None:
-        """Go on from what is stored, and store there from now on."""
+        """Load what is stored, and store further records there."""
         self._stored.clear()
         for line in reversed(file.lines(keep)):
-            with suppress(msgspec.MsgspecError):  # the last one of a plane that was killed may be cut off
+            with suppress(msgspec.MsgspecError):  # the last line of a killed plane may be incomplete
                 self._stored.append(_DECODER.decode(line))
         self._stored.sort(key=lambda one: one.arrived, reverse=True)
         self._file = file
 
     def collect(self) -> None:
-        """Store what has ended since the last call."""
+        """Store the records of requests that have ended since the last call."""
         lanes = [lane for lane in self._traffic.all_lanes() if not lane.plan.internal]
         ended: list[AnyRecord] = []
         for lane in lanes:
@@ -398,16 +398,16 @@ class RequestHistory:
     # What is asked
 
     def kept(self) -> list[AnyRecord]:
-        """Of this plane, in no order."""
+        """Records of this plane, in no order."""
         return [*self.gone, *self.limited, *self.strangers]
 
     def kept_of(self, request_id: str) -> AnyRecord | None:
-        """The newest record of a request that no dispatcher keeps."""
+        """The newest record of a request that only the gate has."""
         here = [one for one in self.kept() if getattr(one, "request_id", "") == request_id]
         return max(here, key=lambda one: one.arrived_at) if here else None
 
     def stored(self, query: Mapping[str, str]) -> list[StoredRecord]:
-        """Newest first."""
+        """All records, newest first."""
         return [one for one in self._stored if one.is_of(query)]
 
 
@@ -418,7 +418,7 @@ def store(history: RequestHistory, lines: Sequence[bytes]) -> None:
 
 
 def recall(history: RequestHistory, gateway: str, keep: int) -> None:
-    """A process has ended: its records are those that are stored."""
+    """Note that a process has ended: of its records, only the stored ones remain."""
     stored = history._stored
     known = {(one.request_id, one.arrived) for one in stored}
     for line in () if history._file is None else history._file.lines(keep):

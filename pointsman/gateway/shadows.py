@@ -51,7 +51,7 @@ def shadow_answer(shadows: Shadows, about: str, details: dict[str, str]) -> Any:
         lease = CanaryLease(**{**details, "share": float(details["share"])})  # type: ignore[arg-type]
         return msgspec.to_builtins(shadows.lease(lease), str_keys=True)
     except UnknownName:
-        return None  # its documents are not those of the plane (yet), which is reported
+        return None  # its documents differ from those of the plane (yet), and it reports that
 
 
 class ShadowAdmin:

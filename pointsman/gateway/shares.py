@@ -6,7 +6,7 @@ one would, and each of them at most one request of a tenant beyond it: the one t
 
 There are three kinds of units: requests, tokens and cost. The bank keeps the tenants of one gateway (`Tenant`, stored
 as ever), charged with what gateways report; what is left there and not granted can be granted. About ten times a
-second, what is left is divided by recent use, with a small part for all alike; one that was asked in vain comes first.
+second, the rest is divided by recent use, with a small equal part for all; a gateway with an unmet need comes first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +20,11 @@ from pointsman.gateway.tenants import SETTLES_S, Bucket, Charge, Denial, Tenant,
 from pointsman.runtimes.link import Grant, TenantUse
 
 KINDS = range(3)
-"""Requests, tokens, cost."""
+"""Amounts of requests, tokens and cost."""
 ALIKE = 0.1
-"""The part of what is left that is divided equally; the rest is divided by use."""
+"""The part of the remaining amount that is divided equally; the rest is divided by recent use."""
 MEMORY = 0.9
-"""The weight of earlier use at each further division."""
+"""The factor on earlier use at each division."""
 SLACK = 0.2
 """A gateway that holds more than its part by this share of it returns the rest."""
 ALL_S = 1.0
@@ -44,7 +44,7 @@ class GrantBucket(Bucket):
         super().__init__(per_minute)
         self.left = 0.0
         self.used = 0.0
-        """Used since the last report."""
+        """Amount used since the last report."""
 
     def refill(self, now: float) -> float:
         return self.left
@@ -54,7 +54,7 @@ class GrantBucket(Bucket):
         self.used += amount
 
     def seconds_until(self, amount: float) -> int:
-        return SETTLES_S  # a grant may come any moment
+        return SETTLES_S  # a grant may arrive at any moment
 
     def limited_to(self, per_minute: float) -> "GrantBucket":
         self.per_minute = per_minute
@@ -62,7 +62,7 @@ class GrantBucket(Bucket):
 
 
 class GrantedTenant(Tenant):
-    """A tenant at one of several gateways: it may use what this gateway was granted."""
+    """A tenant at one of several gateways: it may use what the bank has granted to this gateway."""
 
     kind: ClassVar[type[Bucket]] = GrantBucket
 
@@ -90,7 +90,7 @@ class GrantedTenant(Tenant):
 
     def budget_left(self, now: float) -> float:
         if self.period_ends is not None and now >= self.period_ends:
-            self.period_ends = None  # a grant is on its way
+            self.period_ends = None  # a grant may be on its way
         return self.cost_left.left
 
     def use(self, cost: float, tokens: float, now: float) -> None:
@@ -99,7 +99,7 @@ class GrantedTenant(Tenant):
             self.tokens_left.take(tokens)
 
     def granted(self, grant: Grant, now: float) -> None:
-        """Add what is given, and return what is asked back, as far as it is not reserved."""
+        """Add what is granted, and return what the bank demands, except for reserved amounts."""
         reserved, returned = (0.0, self.tokens.amount, self.cost.amount), list(self._returned)
         for kind, bucket in enumerate(self._buckets()):
             if bucket is not None:
@@ -128,7 +128,7 @@ class GrantedTenant(Tenant):
         )
         for one in buckets:
             if one is not None:
-                one.used, one.left = 0.0, max(0.0, one.left)  # from now on, the bank has the debt
+                one.used, one.left = 0.0, max(0.0, one.left)  # from now on, the bank keeps the debt
         self._needed = self._returned = NONE
         before, self._told = self._told, told
         return told if whole or told != before or any(told.used) or any(told.returned) else None
@@ -158,7 +158,7 @@ class GrantedTenants:
         return {spec.name: self._tenants[spec.name] for spec in specs}
 
     def usage(self, *, whole: bool = False) -> dict[str, TenantUse]:
-        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not know them."""
+        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not know it."""
         told, self._unsent = self._unsent, {}
         for name, one in self._tenants.items():
             use = one.usage(whole=whole)
@@ -178,19 +178,19 @@ class GrantedTenants:
 
 
 class Allotment:
-    """What one gateway has of a tenant's limits, as the bank knows it."""
+    """The part of a tenant's limits that one gateway holds, as the bank knows it."""
 
     __slots__ = ("held", "last", "needed", "needed_at", "recent", "sought")
 
     def __init__(self) -> None:
         self.held = [0.0, 0.0, 0.0]
-        """Granted and not reported as used, which is at least what the gateway has."""
+        """Granted and not yet reported as used: at least what the gateway still has."""
         self.recent = [0.0, 0.0, 0.0]
         """Recent use."""
         self.needed = NONE
         self.needed_at = 0.0
         self.sought = [0.0, 0.0, 0.0]
-        """Asked back and not returned yet."""
+        """Demanded back and not returned yet."""
         self.last: TenantUse | None = None
 
 
@@ -206,7 +206,7 @@ class Bank:
         self._active: set[str] = set()
         """Tenants with use or unmet needs since the last division."""
         self._divided_at = 0.0
-        """When the limits of all were last divided."""
+        """When the limits of all tenants were last divided."""
 
     def configure(self, specs: Sequence[TenantSpec]) -> None:
         self._tenants = self._book.tenants(specs)
@@ -237,7 +237,7 @@ class Bank:
             if any(use.needed):
                 one.needed, one.needed_at = use.needed, now
             elif any(use.used):
-                one.needed = NONE  # the need was met, here or at another gateway
+                one.needed = NONE  # the need is met, here or at another gateway
             if master is not None and any(use.used):
                 if master.requests_left is not None:
                     master.requests_left.refill(now)
@@ -306,7 +306,7 @@ def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float
 def _divide(
     kind: int, left: float | None, shares: Mapping[str, Allotment], now: float
 ) -> dict[str, tuple[float, float]]:
-    """(give, take) for each gateway, so that each gets its part of what is left."""
+    """(give, take) for each gateway, so that each gets its part of the remaining amount."""
     total, free = max(0.0, left or 0.0), max(0.0, (left or 0.0) - sum(one.held[kind] for one in shares.values()))
     used = sum(one.recent[kind] for one in shares.values())
     parts = {
@@ -316,9 +316,7 @@ def _divide(
     for name, one in _in_need(
         kind, shares, total, now
     ):  # only one gateway can be served: the one that has waited longest
-        needed = min(
-            total, one.needed[kind] * (1 + 1e-9)
-        )  # the sum of divided parts may be slightly less than the whole
+        needed = min(total, one.needed[kind] * (1 + 1e-9))  # the sum of the parts may be slightly less than the whole
         rest = (total - needed) / max(total - parts[name], 1e-9)
         parts = {other: part * rest for other, part in parts.items()} | {name: needed}
         break
@@ -345,7 +343,7 @@ def _in_need(kind: int, shares: Mapping[str, Allotment], total: float, now: floa
 
 
 def _surplus(one: Allotment, kind: int, part: float) -> float:
-    """What a gateway holds beyond its part and was not asked to return yet."""
+    """What a gateway holds beyond its part, less what it was already asked to return."""
     surplus = one.held[kind] - one.sought[kind] - part
     return surplus if surplus > SLACK * part + 1e-9 else 0.0
 

@@ -18,7 +18,7 @@ from pointsman.runtimes.stores import UsageStore
 
 
 class Denial(msgspec.Struct, frozen=True):
-    """Why a request must wait, and for how long."""
+    """Why a request is refused, and when it may be sent again."""
 
     why: str
     retry_after_s: int
@@ -35,7 +35,7 @@ class Bucket:
         self._at: float | None = None
 
     def refill(self, now: float) -> float:
-        """What is left now."""
+        """The amount that is left now."""
         if self._at is not None:
             self.left = min(self.per_minute, self.left + (now - self._at) * self.per_minute / 60.0)
         self._at = now
@@ -56,21 +56,21 @@ class Bucket:
 
 
 class Reserve:
-    """An amount that is set aside for requests in flight."""
+    """An amount that is reserved for requests in flight."""
 
     __slots__ = ("amount", "holders")
 
     def __init__(self) -> None:
         self.amount = 0.0
         self.holders = 0
-        """Number of requests that it is set aside for, including those that have used up their part."""
+        """Number of requests that it is reserved for, including those that have used up their part."""
 
     def add(self, amount: float) -> None:
         self.amount += amount
         self.holders += 1
 
     def leave(self, rest: float) -> None:
-        """Return what a request that has ended did not use."""
+        """Release what an ended request did not use."""
         self.holders -= 1
         self.amount = self.amount - rest if self.holders else 0.0  # drop accumulated rounding errors
 
@@ -106,7 +106,7 @@ class Tenant:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the size of a request matters."""
+        """Whether its limits depend on the size of a request."""
         return self.tokens_left is not None or self.spec.cost_budget is not None
 
     def admit(
@@ -175,7 +175,7 @@ class Tenant:
         return Denial(f"{why}; a lower max_tokens reserves less", SETTLES_S)
 
     def budget_left(self, now: float) -> float:
-        """What is left of its budget in the present period."""
+        """What is left of its budget in the current period."""
         return (self.spec.cost_budget or 0.0) - self.spent_by(now)
 
     def use(self, cost: float, tokens: float, now: float) -> None:
@@ -245,9 +245,9 @@ class Charge:
         self.cost = prompt * self._prompt_price + answer * self._answer_price
         """Maximum expected cost."""
         self._left, self._tokens_left = self.cost, float(prompt + answer)
-        """Reserved and not used."""
+        """Reserved and not used yet."""
         self.used = self._used_tokens = 0.0
-        """What its tenant was charged so far."""
+        """Amount that its tenant was charged so far."""
 
     def reserve(self) -> None:
         assert self._tenant is not None
@@ -256,7 +256,7 @@ class Charge:
             self._tenant.cost.add(self.cost)
 
     def grown(self, answer: int, now: float) -> None:
-        """Charge an answer that has this many tokens so far."""
+        """Charge for an answer with this many tokens so far."""
         self._use(self._prompt, answer, now)
 
     def settle(self, usage: Usage | None, counted: int | None, size: int, now: float) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAY_BE_UNKNOWN = frozenset({400, 422, 501})
 """Statuses of an instance that may not know a field of the body."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
-"""Statuses of an instance after which another one is always tried."""
+"""Statuses after which another instance is always tried."""
 KEPT = frozenset(
     {
         Outcome.REJECTED_CAPACITY,
@@ -50,7 +50,7 @@ KEPT = frozenset(
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
 NONE_EXPECTED_RETRY_S = 30
-"""Retry-After, in seconds, if no instance is expected at all."""
+"""Retry-After, in seconds, if no instance is expected."""
 KEYS_S = 2.0
 """How often the keys of engines are read again: files may change."""
 LATELY_S = 60.0
@@ -67,7 +67,7 @@ class Carried(Protocol):
     def request(self) -> RequestMetadata: ...
 
     def send(self, command: Send) -> None:
-        """Send it to an instance, and drop the one that it was on before."""
+        """Send it to an instance; the try on the previous one is abandoned."""
 
     def refuse(self, refusal: Refusal) -> None:
         """Refuse it, or end it early."""
@@ -92,14 +92,14 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     deadline: float = inf
     """When the instance times out."""
     instance_id: str = ""
-    """The instance that it was sent to last."""
+    """The instance of its last try."""
     _pool: ConnectionPool | None = None
     _attempt: "ClientConnection | Task[None] | None" = None
-    """The connection that it was sent on, or the task that opens one."""
+    """The connection of its last try, or the task that opens one."""
     _fresh: bool = False
     """Whether the last try was on a new connection."""
     _head: ResponseHead | None = None
-    """The head of a response that comes in pieces."""
+    """The head of a response that arrives in pieces."""
     _unrenewed_bytes: int = 0
     """Bytes of such a response since its deadline was last extended."""
     _doubts: tuple[Doubt, ...] = ()
@@ -113,7 +113,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     _command: Send | None = None
     """The last command."""
     _kept: "KeptAnswer | None" = None
-    """An error of an instance: its client gets it unless another one serves the request."""
+    """An instance's error, which the client gets unless another instance serves the request."""
 
     def abandon(self) -> None:
         """Its client has disconnected."""
@@ -189,7 +189,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         lane.failed(doubt.instance_id, why, doubt.kind)
 
     def _judge(self, status: int) -> None:
-        """Count the answer of its instance, and compare it with the answers of others."""
+        """Count its instance's answer, and compare it with the answers of others."""
         lane = self.lane
         if status < 400:
             lane.worked(self.instance_id)
@@ -256,9 +256,9 @@ class RefusedAnswer(NamedTuple):
 
     status: int
     retry_after_s: int | None
-    """None if trying again is of no use."""
+    """Retry-After; None if trying again is of no use."""
     kept: KeptAnswer | None
-    """The answer of an instance that is passed on instead; None if there is none."""
+    """An instance's answer that is passed on instead; None if there is none."""
 
 
 def body_for(one: InFlight, command: Send, body: Bytes) -> Bytes:
@@ -312,7 +312,7 @@ def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
 
 
 class Unsent:
-    """Requests that could not be sent lately, for reasons on this side."""
+    """Requests that recently could not be sent, for reasons on this side."""
 
     def __init__(self) -> None:
         self._by_cause: dict[str, tuple[int, Reason, float]] = {}
@@ -338,7 +338,7 @@ class RetryBudget:
 
     def __init__(self, share: float, *, reserve: float = 50.0, per_second: float = 10.0) -> None:
         self.share = share
-        """Of a retry, that each request adds."""
+        """The share of a retry that each request adds."""
         self.requests = 0
         """That were admitted since the last call of `allows`."""
         self._most = self._left = reserve
@@ -354,7 +354,7 @@ class RetryBudget:
         return True
 
     def has_spare(self, now: float) -> bool:
-        """Whether at least half is left: second opinions must not use up what failures need."""
+        """Whether at least half is left: second opinions must not use up the retries that failures need."""
         self._refill(now)
         return self._left >= max(self._most / 2, 1.0)
 
@@ -372,14 +372,14 @@ class Upstream:
         self.loop = loop
         self.retries = RetryBudget(settings.retry_budget)
         self.in_flight: dict[str, Carried] = {}
-        """By request id."""
+        """Requests in flight, by id."""
         self.outbox = Outbox(loop, self.in_flight)
         self.unsent = Unsent()
         self._pools: dict[str, ConnectionPool] = {}
-        """By instance id."""
+        """Connection pools, by instance id."""
         self._keys_read_at = 0.0
         self.lacks: set[tuple[str, bytes]] = set()
-        """Instances, and paths that they lack although their engines should have them."""
+        """Instances, and the paths that they lack although their engines should have them."""
         self.takes_usage: dict[str, bool] = {}
         """By instance: whether it takes `stream_options.include_usage`, once that is known."""
 
@@ -423,7 +423,7 @@ class Upstream:
                 in_flight.let_go()
 
     def problems(self, now: float) -> list[str]:
-        """What does not work as it should, lately."""
+        """Recent problems."""
         strict = sorted(name for name, takes in self.takes_usage.items() if not takes)
         unreported = [str(Reason("usage-refused", {"instances": strict}))] if strict else []
         return self.unsent.problems(now) + unreported
@@ -441,7 +441,7 @@ class Upstream:
         return pool
 
     def late(self, now: float) -> list[Carried]:
-        """Requests whose time is over."""
+        """Requests that have exceeded their time limit."""
         return [in_flight for in_flight in self.in_flight.values() if in_flight.deadline < now]
 
     def sweep(self, now: float, in_service: Container[str]) -> None:
@@ -491,7 +491,7 @@ def retry_after_s(lane: "Lane") -> int:
 
 
 def _with_unavailability(refusal: Refusal, lane: "Lane") -> Refusal:
-    """If instances are missing, the refusal with what the plane knows about that."""
+    """If instances are missing, the refusal with the reason that the plane knows."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
     unavailable = unavailability(lane)

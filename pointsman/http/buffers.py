@@ -7,15 +7,15 @@ from pointsman.http.heads import Bytes
 from pointsman.http.responses import TURN_BYTES
 
 READ_BYTES = 96 * 1024
-"""Bytes that are read from a connection at a time. The rest of a longer body is read into a buffer of its own."""
+"""Bytes that are read from a connection at a time. The rest of a longer body is read into its own buffer."""
 TINY_BYTES = 512
 """Shorter parts of a body are joined as they arrive: a list of them would take many times their size."""
 LARGE_BYTES = 1024 * 1024
-"""Larger bodies are copied into pages of their own as they arrive: joining them at the end would stop the loop."""
+"""Larger bodies are copied into their own pages as they arrive: joining them at the end would block the loop."""
 SHARE_FOR_BUFFER = 16
-"""A body of known length gets its buffer once 1/16 of it has arrived: clients may announce anything."""
+"""A body of known length gets its buffer once 1/16 of it has arrived: clients may announce any length."""
 TRIMMED_BYTES = 64 * 1024 * 1024
-"""Memory is returned once this much less is held than before."""
+"""Memory is returned once the server holds this much less than before."""
 KEPT_BYTES = 16 * 1024 * 1024
 """Free memory that the allocator keeps for the next requests."""
 
@@ -105,7 +105,7 @@ class BufferBudget:
         self.limit = limit
         self.held = 0
         self.scratch = memoryview(bytearray(READ_BYTES))
-        """Where connections read to, one at a time, unless they read into the buffer of a body."""
+        """The buffer that connections read into, one at a time, unless they read into the buffer of a body."""
         self._most = 0
         """Maximum held since memory was last returned."""
 
@@ -119,7 +119,7 @@ class BufferBudget:
         if self._most - self.held > TRIMMED_BYTES:
             self._most = self.held
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:  # the C library can
+            if trim is not None:  # if the C library can
                 trim(0)
 
 
@@ -130,6 +130,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
+        trim_threshold, mmap_threshold = -1, -3  # constants of <malloc.h>
         mallopt(mmap_threshold, 2 * LARGE_BYTES)
         mallopt(trim_threshold, KEPT_BYTES)

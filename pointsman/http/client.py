@@ -28,7 +28,7 @@ class NoResponse(PointsmanError):
         self.error = error
         """Why there is no connection; None if there was one."""
         self.local = local
-        """What is wrong on this side; empty: it may be the server."""
+        """What is wrong on this side; empty if it may be the server."""
         super().__init__(why)
 
 
@@ -87,7 +87,7 @@ class StreamedResponse:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Give up the rest of the body, if any is missing."""
+        """Give up the rest of the body, if part of it is missing."""
         if self._has_ended:
             return
         if isinstance(self._attempt, ClientConnection):

@@ -14,7 +14,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 Bytes: TypeAlias = bytes | memoryview
 COPIED_BYTES = 16 * 1024
-"""Longer bodies and prompts are not copied out of the buffer they were received in."""
+"""Longer bodies and prompts are not copied out of the receive buffer."""
 
 
 class HttpRequest:
@@ -38,7 +38,7 @@ class HttpRequest:
         self.path = path
         self.query = query
         self.headers = {} if headers is None else headers
-        """By lower-cased name; repeated headers are joined by a comma."""
+        """Headers by lower-cased name; repeated headers are joined by a comma."""
         self.body = body
         self.keep_alive = True
         self.is_http_1_0 = False
@@ -49,7 +49,7 @@ class HttpRequest:
 
 
 class RequestLimits(Protocol):
-    """Maximum sizes."""
+    """Limits on sizes."""
 
     @property
     def max_header_bytes(self) -> int: ...
@@ -83,7 +83,7 @@ class HeadReader:
         self.is_complete = False
         self.size = 0
         self.count = 0
-        """Header lines."""
+        """The number of header lines."""
         self.problem = ""
         self._llhttp = HttpRequestParser(self)
         self._tail = b""
@@ -118,7 +118,7 @@ class HeadReader:
         self._first_line = line + newline
 
     def problems(self, limits: RequestLimits) -> Iterator[tuple[int, str]]:
-        """Why a request that llhttp accepts cannot be served, as status and message."""
+        """Why a request that llhttp accepts cannot be served, as statuses and messages."""
         request = self.request
         headers, version = request.headers, self._llhttp.get_http_version()
         if self.problem:
@@ -190,7 +190,7 @@ def _path_of(target: bytes) -> bytes:
 
 
 def problem_in_trailers(trailers: bytes) -> str:
-    """Why trailers are refused; empty if they are not. They are not used."""
+    """Why trailers are refused; empty if they are accepted. Their values are not used."""
     if not trailers:
         return ""
     head = HeadReader()
@@ -228,7 +228,7 @@ class RepeatedHead:
         """`head` includes its empty line. The fast parser has read it within these limits."""
         self.path = path
         self.headers = headers
-        """Headers as last received; requests have copies."""
+        """Headers as last received; each request gets a copy."""
         self.lines_for_engines: bytes | None = None
         """Header lines that are passed on, if nothing changes them; None if they were not needed yet."""
         length = headers[b"content-length"]
@@ -238,7 +238,7 @@ class RepeatedHead:
         self._limits = limits
 
     def read(self, data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
-        """The result of `read_fast`; None if this is another head."""
+        """The result of `read_fast`; None if the head differs."""
         start = at + len(self._before)
         if not data.startswith(self._before, at) or self._limits is not limits:
             return None
@@ -273,7 +273,7 @@ def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest,
             return None
         headers[header[0]] = header[1]
     length = headers.get(b"content-length")
-    if length is None or b"host" not in headers or len(headers) != len(lines):  # a header came twice
+    if length is None or b"host" not in headers or len(headers) != len(lines):  # a header occurs twice
         return None
     if int(length) > limits.max_body_bytes:
         return None

@@ -80,11 +80,11 @@ class RequestParser:
         """Nothing more is read."""
         self.in_body = False
         self.space: memoryview | None = None
-        """Where to read the next bytes to, if they belong to a body; None: feed them."""
+        """The buffer for the next bytes, if they belong to a body; None: feed them."""
         self._is_waiting = False
         """Whether it waits for `read_on`, because a request was handed over, or enough was read for now."""
         self._data: bytes = b""
-        """Received bytes, of which those from `_at` on were not read yet."""
+        """Received bytes; those from `_at` on were not read yet."""
         self._at = 0
         self._head: HeadReader | None = None
         """Reads a head that the fast parser does not handle."""
@@ -93,9 +93,9 @@ class RequestParser:
         self._reading = NO_REQUEST
         self._body = NO_BODY
         self._body_left = 0
-        """Bytes to come of a body with a length."""
+        """Remaining bytes of a body with a length."""
         self._chunks: ChunkReader | None = None
-        """Of a chunked body."""
+        """The reader of a chunked body."""
 
     @property
     def in_head(self) -> bool:
@@ -107,7 +107,7 @@ class RequestParser:
 
     @property
     def unread(self) -> int:
-        """Bytes that were received and not read."""
+        """Number of bytes that were received and not read."""
         return len(self._data) - self._at
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class RequestParser:
             self._read()
 
     def read_on(self) -> None:
-        """Go on reading, up to the end of the next request."""
+        """Continue reading, up to the end of the next request."""
         self._is_waiting = False
         if self._data and not self.closed:
             self._read()

@@ -102,7 +102,7 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
-# Failures of this process or machine. They say nothing about the server, which was not reached.
+# Failures of this process or machine. They are no evidence about the server, which was not reached.
 
 SHORTAGES: Mapping[int, str] = {
     errno.EMFILE: "files",
@@ -126,7 +126,7 @@ UNRESOLVED = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM})
 
 
 def local_cause(error: BaseException | None, causes: Mapping[int, str] = UNCONNECTED) -> str:
-    """What is wrong on this side if an attempt to connect has failed; empty: the server may be at fault."""
+    """What is wrong on this side after a failed attempt to connect; empty if the server may be at fault."""
     if not isinstance(error, OSError):
         return ""
     if isinstance(error, socket.gaierror | ssl.SSLError):  # lookup errors have numbers of their own
@@ -200,9 +200,9 @@ class ClientConnection(asyncio.Protocol):
         self._left: int | None = None
         """Bytes of the body to come; None if it ends with its chunks, or with the connection."""
         self._pieces: list[bytes] | None = None
-        """Pieces of a response that is read completely; None if it is passed on as it comes."""
+        """Pieces of a response that is read completely; None if they are passed on as they arrive."""
         self._held = 0
-        """Bytes of these pieces."""
+        """Total bytes of these pieces."""
 
     def send(self, listener: ResponseListener, head: bytes, body: Bytes) -> None:
         self.listener = listener
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
         self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:  # a response without a request: the connection cannot be trusted
+        if self.listener is None:  # a response without a request: the connection is not usable any more
             self.transport.abort()
             return
         self.has_response = True
@@ -448,7 +448,7 @@ class ConnectionPool:
             self._idle.pop(0).transport.close()
 
     def close(self) -> None:
-        """Take no new requests; those in flight go on."""
+        """Take no new requests; those in flight continue."""
         self._closed = True
         for connection in self._idle:
             connection.transport.close()

@@ -19,7 +19,7 @@ CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 """The end mark of OpenAI's streams."""
 FIELDS = (b"data", b"event", b"id", b"retry", b":", b"\n", b"\r")
-"""Possible beginnings of a stream of events."""
+"""Possible first bytes of a stream of events."""
 
 _USUAL = b"data: {"
 _ENDS = (b"\n\n", b"\r\n\r\n")
@@ -63,7 +63,7 @@ class EventStream:
     def __init__(self) -> None:
         self._held = b""
         self._in_event = False
-        """Whether part of a long event was passed on, and its end was not."""
+        """Whether the beginning of a long event was passed on, and its end was not."""
         self.has_data = False
         """Whether the last result of `feed` contained data. Comments and empty events are not progress."""
         self.events = 0
@@ -132,7 +132,7 @@ _TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqr
 
 
 class MalformedHttp(PointsmanError):
-    """What the other side sent is not HTTP."""
+    """The other side has sent something that is not HTTP."""
 
 
 class ResponseHead:
@@ -147,7 +147,7 @@ class ResponseHead:
         self.length: int | None = None
         self.chunked = False
         self.is_stream = False
-        """Whether the body is server-sent events, or other pieces that a replica wants passed on as they come."""
+        """Whether the body is server-sent events, or other pieces that a replica wants passed on as they arrive."""
         self._named: set[bytes] = set()
         """Headers that the response declares to be for this connection only."""
         for_clients = []
@@ -209,12 +209,12 @@ class RepeatedResponseHead:
 
     def __init__(self) -> None:
         self._head: ResponseHead | None = None
-        """None until a head came that may be repeated."""
+        """None until a head arrived that may be repeated."""
         self._before = self._after = b""
         """The bytes around the content-length; `_after` is empty if there is none."""
 
     def read(self, data: bytes) -> tuple[ResponseHead, int] | None:
-        """The head that the data begins with, and where its body starts; None if it is another one."""
+        """The head at the beginning of the data, and where its body starts; None if it is another one."""
         head, before, after = self._head, self._before, self._after
         if head is None or not data.startswith(before):
             return None
@@ -241,7 +241,7 @@ class RepeatedResponseHead:
 
 
 def retry_after_s(head: ResponseHead, unix_time: float) -> float | None:
-    """How many seconds a server asks to wait, by a number or a date; None if it does not, or in an unknown form."""
+    """The seconds that a server asks to wait, by a number or a date; None if it does not, or in an unknown form."""
     found = _RETRY_AFTER.search(head.lines)
     if found is None:
         return None
@@ -318,12 +318,12 @@ class ChunkReader:
         self._closing = False
         """Whether the line end after a chunk comes next."""
         self.count = 0
-        """Chunks so far."""
+        """Number of chunks so far."""
         self.ended = False
         self.trailers = b""
         """Lines after the last chunk, without the empty one; complete once it has ended."""
         self.beyond = b""
-        """Bytes after the end."""
+        """The bytes after the end."""
 
     def only(self, data: bytes) -> bytes | None:
         """The payload, if these bytes are one whole chunk; None if they are anything else, which `feed` reads."""
@@ -429,7 +429,7 @@ class ReadPace:
         self._loop = loop
         self._read = read
         self._paused = False
-        """Whether the listener wants no more for now."""
+        """Whether the listener has asked to pause."""
         self.later = b""
         """Bytes that have arrived and are read in a later turn."""
 
@@ -443,14 +443,14 @@ class ReadPace:
         return data[:most]
 
     def let_read(self, *, on: bool) -> None:
-        """Whether the listener wants more now."""
+        """Whether the listener is ready for more."""
         if on and self._paused and self.later:
             self._loop.call_soon(self._next_turn)
         self._paused = not on
         self._read_or_wait()
 
     def read_on(self) -> None:
-        """Read more of what has arrived, even if the listener waits."""
+        """Read more of the received data, even if the listener has paused."""
         data, self.later = self.later, b""
         self._read(data)
 

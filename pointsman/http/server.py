@@ -73,7 +73,7 @@ class ConnectionOwner(Protocol):
     def disconnected(self, connection: Any) -> None: ...
 
     def check(self, connection: Any, request: HttpRequest) -> None:
-        """Look at the head of a request whose body has not arrived: answer now if it will not be served, which closes
+        """Check the head of a request whose body has not arrived: answer now if it will not be served, which closes
         the connection."""
 
     def serve(self, connection: Any, request: HttpRequest) -> None:
@@ -84,7 +84,7 @@ class ConnectionOwner(Protocol):
 
 
 class RequestHandler(Protocol):
-    """Answers a request that is not answered at once."""
+    """Answers a request asynchronously."""
 
     def abandon(self) -> None:
         """The client has disconnected: give up the answer."""
@@ -174,7 +174,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             parser.filled(nbytes)
             is_enough = nbytes == TURN_BYTES
-        if is_enough:  # the loop would go on reading, and other clients would wait
+        if is_enough:  # otherwise the loop would continue to read, and other clients would wait
             self._let_read(on=False)
             self.owner.loop.call_soon(self._let_read)
 
@@ -381,7 +381,7 @@ class ResponseStream:
         self._held = b""
         self.is_chunked = length is None and not request.is_http_1_0
         self.is_framed = self.is_chunked or length is not None
-        """Whether the client can find the end of the answer without the end of the connection."""
+        """Whether the client can find the end of the answer before the connection ends."""
         framing = b"transfer-encoding: chunked\r\n" if self.is_chunked else b""
         if length is not None:
             framing = b"content-length: %d\r\n" % length

@@ -31,13 +31,13 @@ class StepTiming(NamedTuple):
     """One step, or the mean of several equal ones."""
 
     tokens: float
-    """Computed in it."""
+    """Tokens computed in the step."""
     attended: float
     """Sum over prompts of n * (p + n / 2), as in `Hardware.step_ms`."""
     context: float
-    """Tokens in the contexts of answers that it extended."""
+    """Total tokens in the contexts of the answers that the step extended."""
     decoding: int
-    """Answers that it extended."""
+    """Number of answers that the step extended."""
     ms: float
 
     @classmethod
@@ -54,7 +54,7 @@ class StepTiming(NamedTuple):
 class Calibration(NamedTuple):
     hardware: Hardware
     error: float
-    """Root mean square of the relative errors."""
+    """The root mean square of the relative errors."""
     worst: float
     """The largest relative error."""
 

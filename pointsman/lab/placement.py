@@ -42,7 +42,7 @@ class Rehearsal:
                 unknown.append(name)
                 continue
             there = len(self._fleet.occupants.of(name))
-            self._asks = [  # as the manifest says: what is pinned there must not move
+            self._asks = [  # as in the manifest: an instance that it pins must not move
                 msgspec.structs.replace(template, instance_id=one.instance_id) if one.deployment == name else one
                 for one in self._asks
             ]

@@ -35,7 +35,7 @@ class Code(NamedTuple):
     name: str
     """module:Name or path/to/file.py:Name."""
     version: str
-    """Of its file."""
+    """The version of its file."""
     root: str = ""
     """The folder to import its module from; empty if it is installed."""
 
@@ -93,7 +93,7 @@ class Bound(NamedTuple):
     graph: Graph
     owners: Mapping[str, Owner]
     input: InputNode | None = None
-    """What stands for the input, if anything does."""
+    """The value that stands for the input, if there is one."""
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:

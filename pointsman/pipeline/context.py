@@ -20,7 +20,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     app: str = ""
     node: str = ""
     rank: int | None = None
-    """Of this shard; None if the node has no shards."""
+    """The rank of this shard; None if the node has no shards."""
     shards: int = 1
     request_id: str = ""
     step: str = ""
@@ -30,7 +30,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """When the response is due, by `clock`; None without a deadline."""
     clock: Callable[[], float] | None = None
     env: MutableMapping[str, str | None] | None = None
-    """Environment variables of the node, where it shares its process with others; None: it has none of its own."""
+    """Environment variables of the node if it shares its process with others; None if it has its own process."""
     recorder: Callable[[str, float], None] | None = None
     """Receives custom metrics; None if they are not collected here."""
 
@@ -77,7 +77,7 @@ class Loading(msgspec.Struct, frozen=True):
     """A module that a replica is loading for some of its names."""
 
     where: str
-    """For messages."""
+    """The location, for messages."""
     wanted: frozenset[str]
     namespace: Mapping[str, Any]
     """What the module has defined so far."""

@@ -123,7 +123,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     node: str
     rank: int | None = None
-    """Of the shard; None if the node has no shards."""
+    """The rank of the shard; None if the node has no shards."""
     kind: NodeKind
     method: str
     args: tuple[Template, ...] = ()

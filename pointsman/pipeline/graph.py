@@ -89,7 +89,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     kwargs: Mapping[str, Template] = {}
     options: NodeOptions = NodeOptions()
     version: str = ""
-    """Of the code. When it changes, replicas are replaced."""
+    """The version of the code. When it changes, replicas are replaced."""
     joins: bool = False
     """Its method `join` merges the results of its shards; else the result is a list."""
 

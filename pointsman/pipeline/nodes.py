@@ -98,7 +98,7 @@ class Executable:
         return import_module("pointsman.runtimes.inprocess.pipelines").execute(self, args, kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """The same, and the answer piece by piece: `for`, or `async for`."""
+        """The same answer, piece by piece: `for`, or `async for`."""
         loading_stops_here("execute")
         return import_module("pointsman.runtimes.inprocess.pipelines").stream(self, args, kwargs)
 

@@ -82,7 +82,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: Annotated[Size, Spelled("memory")] = 0
     gpus: Number = 0
     gpu_memory_bytes: Annotated[Size, Spelled("gpuMemory")] = 0
-    """On each of its GPUs."""
+    """Memory on each of its GPUs."""
     gpu_share: Share | None = None
     """Share of each of its GPUs; other instances may have the rest."""
     labels: Mapping[str, str] = {}

@@ -32,9 +32,9 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     kv_splits: int = 1
     """Into how many parts tensor parallelism can divide the KV cache: the KV heads; beyond that they are replicated."""
     activation_bytes: int = 0
-    """On each GPU, for the activations of one step."""
+    """Bytes on each GPU for the activations of one step."""
     overhead_bytes: int = 0
-    """On each GPU, for the engine itself."""
+    """Bytes on each GPU for the engine itself."""
     host_bytes: int = 0
     """Memory of the machine, wherever the model is."""
     context: int = 0
@@ -119,7 +119,7 @@ class Cuts:
         self._kv = [0, *accumulate(kv)]
         self._tp, self._kv_parts = tp, min(tp, need.kv_splits)
         self.fixed_bytes = need.activation_bytes + need.overhead_bytes
-        """On each GPU of any stage."""
+        """Bytes on each GPU of any stage."""
         each = zip(accumulate(sorted(need.layer_bytes)), accumulate(sorted(kv)), strict=True)
         self.least_bytes = [self.fixed_bytes + weights / tp + part / self._kv_parts for weights, part in each]
         """Minimum bytes on each GPU of a stage of one, two, three... layers, whichever layers they are."""
@@ -160,7 +160,7 @@ class Cuts:
 
 
 class Tier(Enum):
-    """Ways to fit, in the order in which the placer tries them unless an ask has another."""
+    """Ways to fit, in the default order in which the placer tries them."""
 
     ONE_GPU = "one GPU"
     SEVERAL_GPUS = "several GPUs of one worker"
@@ -176,7 +176,7 @@ class Tier(Enum):
 
 TierName = Literal["one-gpu", "several-gpus", "several-workers", "partial-offload", "cpu"]
 GENERATIONS = "generations"
-"""`mixed_gpus`: GPUs of different generations may be mixed, too."""
+"""`mixed_gpus`: GPUs of different generations may be mixed too."""
 
 
 class Arrangement(Enum):
@@ -204,13 +204,13 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parameters of an engine fix of the places of its instances."""
+    """Properties of an instance's place that the parameters of its engine determine."""
 
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
     data_parallel_size: int = 1
     stage_layers: tuple[int, ...] = ()
-    """Layers of each stage."""
+    """Number of layers of each stage."""
     stage_shares: tuple[float, ...] = ()
     """Instead: shares of the layers, one for each GPU."""
     gpu_utilization: float | None = None
@@ -233,9 +233,9 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     several_workers: bool = False
     """It may be divided among workers."""
     partial_offload: bool = False
-    """Some of its layers may be on the CPU. Written as false: nor may all of them."""
+    """Some of its layers may be on the CPU. An explicit `false` also forbids all of them there."""
     cpu: bool = False
-    """It may do without a GPU, also if its engine usually has one. Written as false: never."""
+    """It may run without a GPU, even if its engine usually has one. An explicit `false` forbids that."""
     mixed_gpus: bool | Literal["generations"] = False
     """One instance may have GPUs of different models of one vendor: of one generation, or of any."""
     tensor_parallel_size: Count | None = None
@@ -272,17 +272,17 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
     gpus: frozenset[tuple[str, int]] = frozenset()
     """(worker, index), chosen by hand; empty: any."""
     gpu_only: bool = False
-    """It must not end up without a GPU, whatever its engine could do."""
+    """It must have a GPU, even if its engine could run without one."""
     tiers: tuple[Tier, ...] = ()
-    """The ways to fit that it may have, in this order; empty: those that its rules allow, in the usual order."""
+    """The ways to fit that it may have, in this order; empty: those that its rules allow, in the default order."""
     data_parallel_size: int = 1
-    """Copies of the model in one instance, each with GPUs of its own."""
+    """Number of copies of the model in one instance, each with GPUs of its own."""
     gpu_utilization: float | None = None
-    """Share of each of its GPUs that its engine takes, whatever it needs; None: what it needs."""
+    """Share of each of its GPUs that its engine takes, regardless of its need; None: what it needs."""
     gpu_layers: int | None = None
-    """Layers on GPUs, as its engine is told; None: as many as possible."""
+    """Layers on GPUs, as the settings of its engine demand; None: as many as possible."""
     stage_layers: tuple[int, ...] = ()
-    """Layers of each stage, as its engine is told; empty: as even as the room allows."""
+    """Layers of each stage, as the settings of its engine demand; empty: as even as the room allows."""
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
@@ -296,19 +296,19 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     @property
     def means_gpus(self) -> bool:
-        """Whether something in it makes sense only on GPUs, so that it must not end up without."""
+        """Whether one of its settings makes sense only on GPUs, so that it must have one."""
         sized = self.gpu_share or self.gpu_utilization or self.gpu_count or self.demanded_gpus > 1
         return bool(self.gpu_only or self.gpus or self.gpu_models or self.gpu_layers or sized)
 
     @property
     def demanded_gpus(self) -> int:
-        """How many GPUs it must have at least."""
+        """The minimum number of its GPUs."""
         stages = self.pipeline_parallel_size or len(self.stage_layers) or 1
         split = (self.tensor_parallel_size or 1) * stages * self.data_parallel_size
         return max(split, self.gpu_count or 0, 1)
 
     def stages_of(self, size: int) -> int | None:
-        """How many stages of `size` GPUs it must have; None: as few as suffice; 0: it cannot have such stages."""
+        """Number of its stages of `size` GPUs; None: as few as suffice; 0: it cannot have such stages."""
         stages, copies = self.pipeline_parallel_size or len(self.stage_layers) or None, self.data_parallel_size
         if self.gpu_count is None:
             return stages
@@ -316,7 +316,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
         return self.gpu_count // (size * copies) if fits else 0
 
     def open_to(self, *tiers: Tier) -> bool:
-        """Whether its rules leave one of these tiers open, whatever its engine can do."""
+        """Whether its rules allow one of these tiers, regardless of its engine."""
         return any(map(self._is_open, tiers))
 
     def _is_open(self, tier: Tier) -> bool:

@@ -51,7 +51,7 @@ class Devices:
         self.workers = self.by_worker.workers
         """By GPU: the row of its worker."""
         self._alike = {words: _codes(devices, words) for words in (False, True, GENERATIONS)}
-        """By GPU: GPUs with the same number may be given to one instance, by what an ask lets be mixed."""
+        """A number per GPU: GPUs with equal numbers may be in one instance, according to what the ask lets be mixed."""
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
         self._sizes = np.array([device.gpu.memory_bytes for device in devices], dtype=np.float64)
         self._any_unified = any(device.host.worker.unified_memory for device in devices)
@@ -121,7 +121,7 @@ class Devices:
 
 
 def alike(device: Device, mixed: bool | str) -> tuple[str, str]:
-    """What GPUs of one instance have in common: their vendor, and their model or its generation."""
+    """What the GPUs of one instance have in common: their vendor, and their model or its generation."""
     gpu = device.gpu
     if not mixed:
         return gpu.vendor, gpu.model

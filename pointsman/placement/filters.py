@@ -113,6 +113,6 @@ def unknown_choice(fleet: Fleet, ask: Ask) -> Reason | None:
 
 
 def knows_a_choice(fleet: Fleet, ask: Ask) -> bool:
-    """Whether something that was chosen by hand is there, or was."""
+    """Whether a worker or GPU that was chosen by hand exists, or existed."""
     known = any(worker in fleet.seen for worker in ask.workers) or not ask.workers
     return known and (any(index in fleet.seen.get(worker, ()) for worker, index in ask.gpus) or not ask.gpus)

@@ -226,7 +226,7 @@ class Fleet:
         for host in self._rows.hosts.values():
             self.seen[host.worker.name] = frozenset(gpu.index for gpu in host.worker.gpus)
         self.workers: Roster[Host] = Roster(list(self._rows.hosts.values()), self._rows.worker_columns, arrays=True)
-        """With live columns."""
+        """All workers, with live columns."""
         self.gpus: Roster[Device] = Roster(self._rows.devices, self._rows.gpu_columns, arrays=True)
         self.changes = self._rows.changes
         """By row of the worker: how often something was claimed there or released."""

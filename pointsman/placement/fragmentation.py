@@ -211,7 +211,7 @@ class GpuPart(msgspec.Struct, frozen=True):
 
     gpus: int
     gpu_bytes: int
-    """On each GPU."""
+    """Bytes on each GPU."""
     gpu_share: float
     exclusive: bool
     cpus: float
@@ -323,7 +323,7 @@ class Fragmentation:
     # As it is now
 
     def _fragmentation(self, workers: Rows, sums: Floats, cpus: Floats, memory: Floats) -> Floats:
-        """In GPUs, of workers whose GPUs have these sums of the table."""
+        """The fragmentation, in GPUs, of workers whose GPUs have these sums of the table."""
         uses, makes, kinds = self._uses, self._made[workers], self._uses.kinds
         # At least a little of both, so that an ask that needs none is not limited by them.
         some_cpus, some_memory = np.maximum(cpus, SLACK)[:, None], np.maximum(memory, 1.0)[:, None]

@@ -16,7 +16,7 @@ class GpuModel(msgspec.Struct, frozen=True):
     name: str
     vendor: str
     nominal_gb: int
-    """As its name says."""
+    """Gigabytes, as in the name of the model."""
     memory_bytes: int
 
     @property
@@ -37,7 +37,7 @@ _GENERATIONS = {
     "cdna1": ("MI100",),
     "rdna3": ("RX 79",),
 }
-"""By the beginnings of names; of each vendor the newest first."""
+"""Models by the beginnings of their names; for each vendor, the newest first."""
 
 
 def _generation(name: str) -> str:
@@ -140,12 +140,12 @@ def is_model(model: str, names: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def gpu_generation(model: str) -> str:
-    """The architecture of a model, by how its name begins; empty if that is not known."""
+    """The architecture of a model, by the beginning of its name; empty if it is unknown."""
     return _generation(short_gpu_name(model))
 
 
 def generation_rank(model: str) -> int:
-    """The larger, the newer; 0 if that is not known."""
+    """Larger for newer architectures; 0 if unknown."""
     generations = list(_GENERATIONS)
     found = gpu_generation(model)
     return len(generations) - generations.index(found) if found else 0

@@ -42,7 +42,7 @@ def hints(ask: Ask, placer: Placer) -> list[Hint]:
     """What would have to change, one thing at a time if one suffices."""
     found = [*_largest_free(ask, placer), *_shorter_context(ask, placer), *_without_gpu(ask, placer)]
     helping = [hint for change, changed in _changes(ask) if (hint := _tried(change, changed, placer)) is not None]
-    if any(hint.ask is not None and hint.ask.mixed_gpus is True for hint in helping):  # the smaller change suffices
+    if any(hint.ask is not None and hint.ask.mixed_gpus is True for hint in helping):  # the smaller change is enough
         helping = [hint for hint in helping if hint.ask is None or hint.ask.mixed_gpus != GENERATIONS]
     return found + (helping or _allowances_together(ask, placer))
 

@@ -56,7 +56,7 @@ from pointsman.selection.profile import Ranked
 TIERS: tuple[type[ResourceFit], ...] = (FitsOnOneGpu, FitsOnSeveralGpus, FitsOnSeveralWorkers, FitsPartly, FitsOnCpu)
 RUNNER_UPS = 4
 MAX_ASKED = 100_000
-"""Instances that are known to have asked."""
+"""Maximum number of instances whose asks are remembered."""
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
@@ -124,21 +124,21 @@ class Placer:
 
     @property
     def workload(self) -> Workload | None:
-        """What packing keeps room for; None: not known yet."""
+        """The workload that packing keeps room for; None if it is not known yet."""
         return self._given if self.learned is None else self.learned.workload
 
     def _fragmentation_of(self, workload: Workload | None) -> Fragmentation | None:
         return None if workload is None else Fragmentation(self.fleet, workload, self.devices)
 
     def _follow(self) -> None:
-        """Take over a workload that was learned since."""
+        """Use a workload that was learned meanwhile."""
         if self.learned is not None and self.learned.version != self._version:
             self._version = self.learned.version
             self._fragmentation = self._fragmentation_of(self.learned.workload)
             self._tiers[Arrangement.BINPACK] = self._profiles(Arrangement.BINPACK)
 
     def _learn(self, ask: Ask) -> None:
-        """Count an instance once, however often it is tried."""
+        """Count an instance once, however often its placement is tried."""
         if self.learned is None or ask.instance_id in self._asked:
             return
         self._asked[ask.instance_id] = None
@@ -181,7 +181,7 @@ class Placer:
         return self._devices
 
     def _in_order(self, ask: Ask) -> list[tuple[ResourceFit, Profile[Host]]]:
-        """The tiers as the ask lists them; those that it does not list come last, to say so."""
+        """The tiers as the ask lists them; the others come last, with the reason that they are not listed."""
         usual, listed = self._tiers[ask.arrangement], ask.tiers
         if not listed:
             return usual

@@ -1,4 +1,4 @@
-"""The workload that packing keeps room for, learned from what is asked.
+"""The expected workload, for which packing keeps room; it is learned from asks.
 
 Enters: asks, as they are made. Leaves: kinds with weights. The one rule: what is learned depends on what was asked and
 in which order, not on where it was placed.
@@ -13,11 +13,11 @@ from pointsman.placement.asks import Ask
 from pointsman.placement.fragmentation import AskKind, Workload
 
 MAX_HISTORY = 20_000
-"""Asks that are remembered; beyond it, all counts are halved, so that what is asked now outweighs what was."""
+"""Maximum number of counted asks; beyond it all counts are halved, so that recent asks outweigh older ones."""
 MAX_REMEMBERED = 1_024
-"""Kinds; beyond it, the rarest are forgotten."""
+"""Maximum number of kinds; beyond it the rarest are dropped."""
 FIRST_ASKS = 16
-"""From so many asks on, what is typical is taken from them."""
+"""Number of asks from which on the workload is known."""
 
 
 class KindCount(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class KindCount(msgspec.Struct, frozen=True):
 
 
 class LearnedWorkload:
-    """Counts what is asked. Its workload changes when the number of asks has doubled, later every `MAX_HISTORY` / 2."""
+    """Counts asks. Its workload changes when the number of asks has doubled, later every `MAX_HISTORY` / 2."""
 
     def __init__(self, counts: Iterable[KindCount] = ()) -> None:
         self._counts: Counter[AskKind] = Counter()
@@ -35,16 +35,16 @@ class LearnedWorkload:
         self._asked = sum(self._counts.values())
         self._next = max(FIRST_ASKS, self._asked)
         self.version = 0
-        """Raised whenever the workload changes."""
+        """A version that grows whenever the workload changes."""
         self.workload: Workload | None = None
-        """None as long as too little was asked to know."""
+        """The workload; None until enough asks were counted."""
         self._renew()
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def saw(self, ask: Ask) -> None:
-        """An instance asks for a place. Asks that use no GPU say nothing about GPUs."""
+        """Count the ask of an instance. Asks without GPUs have no effect on GPUs."""
         if max(ask.need.tensor_parallel_sizes, default=0) <= 0:
             return
         self._counts[AskKind.of(ask)] += 1
@@ -53,7 +53,7 @@ class LearnedWorkload:
             self._renew()
 
     def counts(self) -> list[KindCount]:
-        """To be kept, and given to the next one."""
+        """The counts, to be stored for the next placer."""
         return [KindCount(kind, count) for kind, count in self._counts.most_common(MAX_REMEMBERED)]
 
     def as_json(self) -> str:

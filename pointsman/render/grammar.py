@@ -11,7 +11,7 @@ Template: TypeAlias = str | Callable[[Facts], str]
 
 
 class Phrase(NamedTuple):
-    """Why a candidate was rejected: `kind: detail`. Summaries count kinds; the detail has one candidate's figures."""
+    """Why a candidate was rejected: `kind: detail`. Summaries count kinds; the detail has figures of one candidate."""
 
     kind: str
     detail: Template = ""
@@ -158,7 +158,7 @@ def no_program(facts: Facts) -> str:
 
 
 def weighed(facts: Facts) -> str:
-    """What each instance would have meant for a request, the best first."""
+    """The expected effect of a request on each instance, the best first."""
     instances = facts["instances"]
     best = instances[0]
     parts = []

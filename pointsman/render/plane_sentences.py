@@ -73,7 +73,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "takes-away": lambda facts: (
         f"it takes away {facts['instances']} of {quantity(facts['running'], 'instance')} that run"
     ),
-    # What is wrong with a policy, or with instances
+    # Problems of a policy, or of instances
     "policy-too-slow": either(
         "taken_s",
         None,

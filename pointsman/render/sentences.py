@@ -152,7 +152,7 @@ def _with_unavailability(template: Template, advice: str = "") -> Callable[[Fact
 
 
 def _groups(facts: Facts) -> list[Group]:
-    """Rejections by code, also in their form in JSON."""
+    """Rejections by code, with their form in JSON."""
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 

@@ -224,6 +224,6 @@ def _number(value: float | None) -> float:
 
 
 def attribute_found(facts: Mapping[str, Any]) -> str:
-    """What a filter found of an endpoint's attribute, and what it demands."""
+    """The value that a filter found for an endpoint's attribute, and the demand."""
     demand = ", ".join(f"{name} {value}" for name, value in facts["demand"].items())
     return f"{facts['name']} is {facts['found']:g} (nan: unknown), demanded: {demand}"

@@ -27,11 +27,11 @@ class Cancellable(Protocol):
 
 
 class PieceSink(Protocol):
-    """Gets what a generator yields."""
+    """Receives the pieces that a generator yields."""
 
     @property
     def encode(self) -> Callable[[Any], Any]:
-        """Makes of a piece what `add` takes; in any thread."""
+        """Converts a piece for `add`; may run in any thread."""
 
     def add(self, piece: Any) -> None: ...
 
@@ -44,12 +44,12 @@ class PieceSink(Protocol):
 
 
 class RunningCall(Protocol):
-    """A call, for the code that makes it. It ends exactly once, on the loop."""
+    """A call, as the code that makes it sees it. It ends exactly once, on the loop."""
 
     method: Method
     context: CallContext
     task: Cancellable | None
-    """Cancelled if the answer is not wanted any more."""
+    """A future that is cancelled if the answer is not needed any more."""
 
     @property
     def args(self) -> Sequence[Any]: ...
@@ -62,16 +62,16 @@ class RunningCall(Protocol):
 
     @property
     def handed_handles(self) -> bool:
-        """Among its arguments are handles: it may wait for other nodes."""
+        """Note that handles are among its arguments: it may wait for other nodes."""
 
     @property
     def is_over(self) -> bool:
-        """Its result is not wanted any more, or was sent."""
+        """Note that its result is not needed any more, or was sent."""
 
     def finish(self, value: Any) -> None: ...
 
     def begin_pieces(self, first: Any) -> PieceSink:
-        """The code yields; this was its first piece."""
+        """Note that the code has yielded its first piece."""
 
     def end_pieces(self) -> None: ...
 
@@ -149,7 +149,7 @@ PIECES_AHEAD = 32
 
 class Calling:
     def __init__(self, threads: Threads, *, may_wait: bool, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop`: None for the running one."""
+        """`loop`: None means the running one."""
         self._threads = threads
         self._may_wait = may_wait
         """The object holds handles: its methods may wait for other nodes."""
@@ -340,13 +340,13 @@ class Batches:
         calling: Calling,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`loop`: None for the running one."""
+        """`loop`: None means the running one."""
         self._method = method
         self._batching = batching
         self._calling = calling
         self._loop = loop or asyncio.get_running_loop()
         self._waiting: deque[tuple[RunningCall, float]] = deque()
-        """With their arrival times."""
+        """Waiting calls with their arrival times."""
         self._timer: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 

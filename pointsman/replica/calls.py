@@ -166,7 +166,7 @@ class StreamedAnswer:
             stream.end(self._pieces.end)
 
     def break_off(self, failure: tuple[int, bytes] | None = None) -> None:
-        """Nothing more comes. `failure`: status and body of the error, which come after the last piece."""
+        """End the stream. `failure`: status and body of the error, which follow the last piece."""
         stream, self._stream = self._stream, None
         self.resume()
         if stream is None or failure is None:

@@ -51,7 +51,7 @@ class PlaneAddress:
         self.where = where
         self.is_file = is_file
         self.at = ""
-        """The address in the file, when it was last read."""
+        """The last known address from the file."""
         self._connect_timeout_s = connect_timeout_s
         self._client = HttpClient(UnixSocket(where), connect_timeout_s=connect_timeout_s)
 
@@ -70,7 +70,7 @@ class PlaneAddress:
 
 
 class GatewayTransport:
-    """The way to the gateway of the plane."""
+    """The connection to the gateway of the plane."""
 
     def __init__(self, where: Path, headers: str = "", *, is_file: bool = False) -> None:
         """`where`: its socket, or a file with its address."""
@@ -98,13 +98,13 @@ class GatewayTransport:
 
 
 class HandleLink(Protocol):
-    """The way to other nodes: through the gateway, or to nodes in this process."""
+    """The calls to other nodes: through the gateway, or to nodes in this process."""
 
     def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Response":
         """Begin a call, at once."""
 
     def stream(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Stream":
-        """A call that begins when its first piece is asked for."""
+        """A call that begins when its first piece is read."""
 
 
 class Response:
@@ -156,7 +156,7 @@ class Stream:
         loop: asyncio.AbstractEventLoop,
         caller: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`loop`: where the pieces come. `caller`: the loop of the code that made the call, if it is another one."""
+        """`loop`: where the pieces arrive. `caller`: the loop of the code that made the call, if it is another one."""
         self._pieces = pieces
         self._loop = loop
         self._caller = loop if caller is None else caller
@@ -199,7 +199,7 @@ class GatewayLink(NamedTuple):
     loop: asyncio.AbstractEventLoop
     """The loop of the transport; handles may be used from any thread."""
     encode: Callable[[Any], bytes]
-    """A value as a blob, and back."""
+    """Conversion of a value to a blob, and back."""
     decode: Callable[[bytes], Awaitable[Any]]
     app: str = ""
 
@@ -254,11 +254,11 @@ class HandleMethod:
         return self._link.call(self._node, self._method, args, kwargs)
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
-        """The same: `handle.method.remote(x).result()`."""
+        """The same call for plain code: `handle.method.remote(x).result()`."""
         return self(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """Call a generator: its pieces, as they come."""
+        """Call a generator; yields its pieces as they arrive."""
         return self._link.stream(self._node, self._method, args, kwargs)
 
 

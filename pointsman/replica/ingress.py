@@ -92,7 +92,7 @@ class GivenInput(msgspec.Struct, frozen=True):
 
 
 def request_of(head: HttpHead, body: bytes) -> Request | GivenInput:
-    """The request of a client over HTTP, or the input that a handle was given."""
+    """The request of a client over HTTP, or the input that a caller gave to a handle."""
     if head.headers.get("content-type") != ARGUMENTS:
         return Request(head, body)
     given = decode_plain(body)
@@ -108,7 +108,7 @@ class IngressInput:
         schema: Any,
         run: Callable[[Method, Request], Awaitable[Any]] | None = None,
     ) -> None:
-        """`run`: how the preprocessor is called; None: where it is."""
+        """`run`: how the preprocessor is called; None: directly."""
         self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
         self.schema = schema
         self._run = run or _called

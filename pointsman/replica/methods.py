@@ -15,7 +15,7 @@ QUICK_S = 0.0002
 BLOCKING_S = 0.2
 """A method that has once blocked the loop for longer does not run on it again."""
 MIN_CALLS = 8
-"""Before a method counts as quick."""
+"""Minimum number of calls before a method counts as quick."""
 MEAN_OF = 16
 """Calls that the running mean covers, approximately."""
 

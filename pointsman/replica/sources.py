@@ -16,7 +16,7 @@ from pointsman.pipeline.sources import Sources
 
 
 class KeptLoader(SourceFileLoader):
-    """Loads a file with the content that it had."""
+    """Loads a file with its content as of the deployment."""
 
     def __init__(self, fullname: str, path: str, content: bytes) -> None:
         super().__init__(fullname, path)
@@ -26,7 +26,7 @@ class KeptLoader(SourceFileLoader):
         return self._content if path == self.path else super().get_data(path)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Without compiled code, which is that of the file as it is now."""
+        """Compiled from the kept content: a compiled file would have that of the present file."""
         lines = self._content.decode("utf-8", "replace").splitlines(keepends=True)
         linecache.cache[self.path] = (len(self._content), None, lines, self.path)
         return self.source_to_code(self._content, self.path)

@@ -358,7 +358,7 @@ class Target:
             await self._checks.result_of(check)
 
     async def _made(self) -> Any:
-        """Code is loaded in a thread, since that may take long."""
+        """Code is loaded in a thread, because that may take long."""
         recipe = self.recipe
         if recipe.kind == "ingress":
             wanted = [code for code in (recipe.preprocessor, recipe.schema) if code]
@@ -393,6 +393,6 @@ def _misfits(body: Any, args: Any, kwargs: Any) -> bool:
         inspect.signature(body).bind(*args, **kwargs)
     except TypeError:
         return True
-    except ValueError:  # it has no signature that is known
+    except ValueError:  # it has no known signature
         pass
     return False

@@ -42,7 +42,7 @@ class AttributeColumn:
 
     @property
     def is_attribute(self) -> bool:
-        """Whether another plugin must observe it."""
+        """Whether a plugin other than the core metrics must observe it."""
         return not (self._column or self._measured or self._reported)
 
     def of(self, candidates: Endpoints) -> Column:

@@ -25,7 +25,7 @@ from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecisi
 
 SESSION_HEADER = "x-session-id"
 MAX_MEMBERS = 100_000
-"""Requests in flight whose share is remembered."""
+"""Maximum number of requests in flight whose share is remembered."""
 _STEP = log(1.01)
 
 
@@ -63,7 +63,7 @@ class ShareLatencies(msgspec.Struct):
 
 
 class ShareCounts(msgspec.Struct):
-    """The outcomes of one share of the requests."""
+    """Outcomes of one share of the requests."""
 
     requests: int = 0
     """Requests that have ended."""
@@ -77,7 +77,7 @@ class ShareCounts(msgspec.Struct):
     def note(self, record: Record) -> None:
         state = record.state
         if state == "abandoned":
-            return  # its client has gone, whatever was decided
+            return  # its client has gone, which says nothing about the decision
         self.requests += 1
         if record.met_deadline is not None:
             self.met += record.met_deadline
@@ -101,18 +101,18 @@ class ShareCounts(msgspec.Struct):
 
 
 class CanaryCounts(msgspec.Struct):
-    """Both shares of one gateway."""
+    """Counts of both shares at one gateway."""
 
     run: str
-    """The promotion that it belongs to."""
+    """The id of its promotion."""
     in_force: ShareCounts = msgspec.field(default_factory=ShareCounts)
     candidate: ShareCounts = msgspec.field(default_factory=ShareCounts)
     stood_in: int = 0
     """Requests of the candidate's share that the policy in force decided about because the candidate had no answer."""
     failures: int = 0
-    """How many of those because it raised, blocked or was suspended."""
+    """Number of these requests for which the candidate raised, blocked or was suspended."""
     problem: str = ""
-    """What the candidate did wrong last."""
+    """The last failure of the candidate."""
 
     def add(self, other: "CanaryCounts") -> None:
         self.in_force.add(other.in_force)
@@ -142,7 +142,7 @@ class Canary:
         return taken
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | None:
-        """The candidate's choice; None: the policy in force must decide."""
+        """The candidate's choice; None if the policy in force must decide."""
         candidate = self.candidate
         before = candidate.conduct.failures()
         choice = candidate.act(cycle, endpoints)
@@ -160,7 +160,7 @@ class Canary:
 
 
 class Watcher:
-    """Stands between a dispatcher and its route, or its policy."""
+    """A layer between a dispatcher and its route, or its policy."""
 
     def __init__(self, shadow: Shadow) -> None:
         self.shadow = shadow
@@ -195,7 +195,7 @@ class Watcher:
 
 
 class WatchedRoute:
-    """A `Route`: the one in force, or the canary's for its share."""
+    """A `Route`: the route in force, or the canary's for its share."""
 
     def __init__(self, route: Route, watcher: Watcher) -> None:
         self.inner = route
@@ -209,7 +209,7 @@ class WatchedRoute:
         if canary is not None and canary.takes(cycle.request):
             taken = canary.choose(cycle, endpoints)
             if taken is not None:
-                for producer in self._producers:  # plugins in force must know where it went
+                for producer in self._producers:  # plugins in force must know where the request went
                     producer.produce(cycle, endpoints)
                 return taken
         began = shadow.timer()

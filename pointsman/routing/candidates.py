@@ -55,11 +55,11 @@ class Shareable(Protocol):
     """A plugin whose state depends only on what was sent, so that two plugins with equal settings have equal state."""
 
     geometry: Any
-    """The settings that the state depends on."""
+    """The settings on which the state depends."""
 
 
 def uncached_tokens(cycle: RequestCycle) -> Any:
-    """Tokens of the prompt that each endpoint would compute; None if no producer of this cycle reports them."""
+    """Tokens of the prompt that each endpoint would compute; None if no producer of this cycle knows."""
     found = cycle.state.get(UNCACHED_REQUEST_TOKENS)
     if found is None and (match := cycle.state.get(PREFIX_MATCH)) is not None:
         found = match.uncached_tokens(float(cycle.request.input_tokens))
@@ -108,7 +108,7 @@ def result_of(target: Endpoint, endpoints: Endpoints) -> SchedulingResult[Endpoi
 
 
 class CandidateChoice(msgspec.Struct, gc=False):
-    """What a candidate chose, or why it did not."""
+    """The choice of a candidate, or why there is none."""
 
     endpoint: Endpoint | None = None
     cost: float | None = None
@@ -125,11 +125,11 @@ SUSPENDED, UNPLACED, FAILED = (
 
 
 class CandidateConduct:
-    """What a candidate has done wrong, in its own code and in users' code inside it."""
+    """The failures of a candidate, in its own code and in users' code inside it."""
 
     def __init__(self, name: str, containment: Containment | None) -> None:
         self.own = Misconduct(name)
-        """Faults of code that has no guard of its own."""
+        """Failures of code that has no guard of its own."""
         self._containment = containment
 
     def suspended(self, now: float) -> Reason | None:
@@ -140,12 +140,12 @@ class CandidateConduct:
         return None
 
     def problem(self) -> Reason | None:
-        """What it did wrong last; None if nothing."""
+        """Its last failure; None if there was none."""
         wrong = [one for one in self._each() if one.cause is not None]
         return max(wrong, key=lambda one: one.last_at).cause if wrong else None
 
     def failures(self) -> int:
-        """Calls in all that were slow, blocked or raised."""
+        """Total number of calls that were slow, blocked or raised."""
         return sum(one.count for one in self._each())
 
     def _each(self) -> list[Misconduct]:
@@ -178,7 +178,7 @@ class CandidatePolicy:
         self.share([])
 
     def share(self, plugins: Sequence[Any]) -> None:
-        """Use producers of the policy in force instead of own ones that would know the same."""
+        """Replace its own producers by those of the policy in force that have the same state."""
         own = list(self._plugins)
         if isinstance(self._route, ConfiguredRoute) and plugins:
             scheduler, shared = self._route.scheduler, []
@@ -196,7 +196,7 @@ class CandidatePolicy:
 
     @property
     def has_own_state(self) -> bool:
-        """Whether it has plugins that remember what was sent where and that only it feeds."""
+        """Whether it has plugins that remember what was sent where and that it alone feeds."""
         return bool(self._listeners)
 
     def may_spend(self, earned_s: float, now: float) -> bool:
@@ -204,11 +204,11 @@ class CandidatePolicy:
         return self.spent_s < earned_s and self.conduct.suspended(now) is None
 
     def decide(self, decision: "Decision") -> CandidateChoice:
-        """Choose with the numbers of a decision that was made, and learn where the request went."""
+        """Choose with the numbers of a past decision, and learn where the request went."""
         cycle: RequestCycle = Cycle(decision.request, decision.now, decision.seed)
         choice = self._called(decision.now, self._route.choose, cycle, decision.endpoints)
         if isinstance(choice, CandidateChoice):
-            return choice  # it is suspended, or failed
+            return choice  # it is suspended, or has failed
         if self._listeners:
             self._tell(cycle, decision.result, decision.now)
         if isinstance(choice, SchedulingFailure):
@@ -216,7 +216,7 @@ class CandidatePolicy:
         return CandidateChoice(choice.result.target, choice.decided.expected_cost, uncached_tokens(cycle))
 
     def follow(self, decision: "Decision") -> None:
-        """Learn where a request went, without a choice."""
+        """Learn where a request went, without choosing."""
         if not self._listeners:
             return
         cycle: RequestCycle = Cycle(decision.request, decision.now, decision.seed)
@@ -225,7 +225,7 @@ class CandidatePolicy:
         self._tell(cycle, decision.result, decision.now)
 
     def act(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | None:
-        """The choice to carry out; None: the policy in force must decide."""
+        """The choice to carry out; None if the policy in force must decide."""
         own: RequestCycle = Cycle(cycle.request, cycle.now, cycle.seed, cycle.trace)
         choice = self._called(cycle.now, self._route.choose, own, endpoints)
         if not isinstance(choice, Choice):
@@ -256,7 +256,7 @@ class CandidatePolicy:
         began, conduct = self._timer(), self.conduct.own
         try:
             answer = call(*about)
-        except UserCodeFailed as error:  # its own guard has counted that
+        except UserCodeFailed as error:  # its own guard has counted the failure
             return SUSPENDED if error.why.code == "policy-suspended" else FAILED
         except Exception as error:
             conduct.went_wrong(cause_of(error, 0.0), now, suspend=False)

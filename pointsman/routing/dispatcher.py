@@ -445,7 +445,7 @@ class Dispatcher:
         return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
 
     def explain(self, request_id: str, now: float) -> Record | None:
-        """The record of a request. A waiting request is first tried, without sending it, for current reasons."""
+        """The record of a request. A waiting request is first tried without being sent, to make its reasons current."""
         item = self._table.waiting.get(request_id)
         if item is not None:
             self._sender.look(item, now)
@@ -482,7 +482,7 @@ def _with_reason(refusal: Refusal, request: RequestMetadata, journal: Journal) -
 
 
 def watch(dispatcher: Dispatcher, watcher: Watcher | None) -> None:
-    """Let a watcher see and share the decisions; None: no watcher. The plan in force stays."""
+    """Let a watcher observe and share the decisions; None removes it. The plan in force stays."""
     dispatcher._watcher = watcher
     dispatcher._configure(dispatcher._plan, is_open=dispatcher._requests.is_open)
     if watcher is not None:
@@ -490,7 +490,7 @@ def watch(dispatcher: Dispatcher, watcher: Watcher | None) -> None:
 
 
 def tap(dispatcher: Dispatcher, kind: type[DispatcherEvent], call: Callable[[Any, float], None] | None) -> None:
-    """Make a call with each event of a kind, and the time, before it is handled; None: stop."""
+    """Call this function with each event of a kind, and the time, before the event is handled; None stops that."""
     dispatcher._taps.pop(kind, None)
     if call is not None:
         dispatcher._taps[kind] = call

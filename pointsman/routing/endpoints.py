@@ -25,7 +25,7 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 HOLDS_UNTIL = "holds_until"
-"""Until when the measurements of an idle engine, which is measured less often, count as current; -inf: by their age."""
+"""Until when the measurements of an idle engine, which is measured less often, are current; -inf: by their age."""
 SENT_SINCE_MEASURED = "sent_since_measured"
 """Requests sent from the backlog since that measurement, which does not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
@@ -35,7 +35,7 @@ THEIR_TOKENS = "their_tokens"
 LOAD = "load"
 """Requests on it: ours in flight, and those that it reported beyond them."""
 LIMIT = "max_concurrency"
-"""The limit of requests; inf: none is known."""
+"""The limit of requests; inf if none is known."""
 IS_FULL = "is_full"
 """1 while the load is at the limit or above."""
 LIGHTNESS = "lightness"
@@ -49,17 +49,17 @@ THROUGHPUT = "throughput_tokens_per_sec"
 """Tokens of prompts and answers per second, over all requests on it: as declared, and then as learned."""
 GPUS = "gpu_count"
 PRICE = "price_per_hour"
-"""Price of the whole instance."""
+"""The price of the whole instance."""
 
 LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
 
 THROUGHPUT_MEMORY = 5_000.0
-"""In tokens: what was declared and learned of the throughput so far weighs as much as this many new tokens."""
+"""In tokens: the weight of what was declared and learned of the throughput so far."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """What an engine reported about itself at one moment."""
+    """A report of an engine about itself at one moment."""
 
     waiting_queue_size: float = 0.0
     running_requests_size: float = 0.0
@@ -134,7 +134,7 @@ class Endpoint:
         self.row = row
         """Its index in the columns of the fleet; -1 once it has left."""
         self.requests = 0
-        """Requests that were sent to it."""
+        """Number of requests that were sent to it."""
         self.worked_at = -inf
         """When it last answered one of our requests; -inf: never."""
         self.rests = False
@@ -170,7 +170,7 @@ class LoadColumns:
         self.columns: Mapping[str, Column] = {}
         """The columns of the fleet."""
         self.woken: list[Endpoint] = []
-        """Endpoints that rested and were sent a request."""
+        """Resting endpoints that were sent a request."""
 
     @property
     def all_full(self) -> bool:
@@ -240,7 +240,7 @@ class LoadColumns:
 
     def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
         """Learn from a request that took this long, sent at this lightness. The average moves a fifth of the way."""
-        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back gives no measurement
+        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
             return
         columns, row = self.columns, endpoint.row
         unstretched = latency_ms * lightness_then
@@ -339,7 +339,7 @@ class EndpointTable:
             columns[name][endpoint.row] = value
         load = instance.current_load or _reported_load(
             endpoint.metrics
-        )  # an owner may leave the load to the engine's reports
+        )  # an owner may rely on the engine's reports for the load
         self.load.set(endpoint, max(float(ours), load))
         self._reset(list(self._endpoints), columns)
         return endpoint
@@ -392,9 +392,9 @@ def survey(fleet: EndpointTable, readings: Iterable[tuple[str, Metrics]], now: f
             continue
         row, before, endpoint.metrics = endpoint.row, endpoint.metrics, metrics
         columns[MEASURED_AT][row], columns[SENT_SINCE_MEASURED][row] = now, 0.0
-        if before is not metrics:  # else the engine reports what it has reported before
+        if before is not metrics:  # otherwise the engine has repeated an earlier report
             if before is None or before.block_size != metrics.block_size or before.num_blocks != metrics.num_blocks:
-                fleet._reset(list(fleet._endpoints), columns)  # the columns stay the same objects
+                fleet._reset(list(fleet._endpoints), columns)  # the columns remain the same objects
             fleet._stamp[0] += 1
             columns[WAITING][row] = metrics.waiting_queue_size
             columns[RUNNING][row] = metrics.running_requests_size

@@ -37,11 +37,11 @@ class TimeFit:
         """More work never takes less time."""
         self._decay = decay
         self._sums = (0.0,) * 9
-        """Of the products of the xs, row by row from the diagonal on; and of the xs."""
+        """Decaying sums of the products of the xs, row by row from the diagonal on; and of the xs."""
         self.coefficients = tuple(prior)
 
     def add(self, xs: Sequence[float], ms: float) -> None:
-        """Learn that work `xs` took so long."""
+        """Learn that work `xs` took this long."""
         keep, weight = self._decay, 1.0 / ms
         x, y, z = (*xs, *self._padding)
         aa, ab, ac, bb, bc, cc, a, b, c = self._sums
@@ -73,9 +73,9 @@ class Ratio:
     __slots__ = ("_actual", "_expected", "value")
 
     MEMORY = 64.0
-    """Observations that count."""
+    """Number of observations that count."""
     PRIOR = 16.0
-    """Observations that a ratio of 1 counts as much as."""
+    """The number of observations that the initial ratio of 1 counts as."""
 
     def __init__(self) -> None:
         self._actual = self._expected = 0.0
@@ -89,19 +89,19 @@ class Ratio:
 
 
 class PooledFit(TimeFit):
-    """A fit that instances of different speeds share."""
+    """A linear fit that instances of different speeds share."""
 
     __slots__ = ("_mean",)
 
     def __init__(self, prior: Sequence[float], typical: Sequence[float], strength: float, decay: float) -> None:
         super().__init__(prior, typical, strength, decay)
         self._mean = 1.0
-        """Of the ratios of instances."""
+        """The mean of the instances' ratios."""
 
     def learn(self, xs: Sequence[float], ms: float, ratio: Ratio) -> None:
-        """An instance with this ratio took so long."""
+        """Learn from an instance with this ratio, whose work took this long."""
         expected = sum(map(mul, self.coefficients, xs))
-        # No single observation counts as more than fourfold off.
+        # A single observation counts as at most fourfold off.
         ms = min(max(ms, 0.25 * expected * ratio.value), 4.0 * expected * ratio.value)
         self._mean += 0.02 * (ratio.value - self._mean)
         self.add(xs, ms * self._mean / ratio.value)
@@ -116,7 +116,7 @@ class OutputLengths:
     PRIOR_MEAN = 256.0
     PRIOR_COUNT = 16.0
     MEMORY = 4_000.0
-    """Answers that count."""
+    """Number of answers that count."""
 
     def __init__(self) -> None:
         step = 0.5 ** (BIN / (self.PRIOR_MEAN * 0.6931))
@@ -138,17 +138,17 @@ class EngineModel:
 
     def __init__(self) -> None:
         self.reading = PooledFit((10.0, 60.0, 1.5), (5.0, 8.0, 20.0), strength=3.0, decay=0.99)
-        """Per prompt, per 1,000 tokens to compute, and per million pairs of a token and one before it."""
+        """Times per prompt, per 1,000 tokens to compute, and per million pairs of a token and an earlier one."""
         self.step = PooledFit((15.0, 0.03), (1.0, 50.0), strength=3.0, decay=0.99)
-        """Per step, and per 1,000 tokens of context."""
+        """Times per step, and per 1,000 tokens of context."""
         self.lengths = OutputLengths()
 
     def reading_ms(self, prompts: int, tokens: float, pairs: float) -> float:
-        """The time to read prompts, on an instance of average speed."""
+        """The time to read prompts on an instance of average speed."""
         each, per_token, per_pair = self.reading.coefficients
         return each * prompts + per_token * tokens * 1e-3 + per_pair * pairs * 1e-6
 
     def step_ms(self, context: float) -> float:
-        """The time of a step that reads no prompt."""
+        """The time of a step that reads no prompts."""
         base, per_token = self.step.coefficients
         return base + per_token * context * 1e-3

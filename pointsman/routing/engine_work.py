@@ -13,17 +13,17 @@ that was sent leaves once, whatever became of it. Times are milliseconds.
 from pointsman.routing.engine_model import EngineModel, Ratio
 
 MAX_BATCHED_TOKENS = 8192
-"""Tokens that an engine computes in one step, as vLLM does by default. Prompts that share a step end together."""
+"""Tokens that an engine computes in one step, by vLLM's default. Prompts that share a step end together."""
 MIN_ANSWER = 16
-"""Tokens. The pace of shorter answers is not learned from."""
+"""Minimum tokens of an answer from which the pace is learned."""
 MAX_DELAY = 20.0
-"""An answer that took longer than so many times its steps counts as this."""
+"""An answer that took longer than this many times its steps counts as this many."""
 LONG_PERIOD = 32
-"""Prompts after which a busy period is learned from, even if it has not ended."""
+"""Number of prompts after which the model learns from a busy period that has not ended."""
 
 
 class Reading:
-    """A prompt that an instance was sent and has not read."""
+    """A prompt that was sent to an instance and that the instance has not read."""
 
     __slots__ = ("done", "due", "ms", "pairs", "prompt", "sent", "streams", "tokens", "tpot", "tpot_slo", "ttft")
 
@@ -41,20 +41,20 @@ class Reading:
         streams: bool = True,
     ) -> None:
         self.ms = ms
-        """The time that it takes, as estimated when it was sent."""
+        """The time to read it, as estimated when it was sent."""
         self.tokens = tokens
-        """To compute."""
+        """Tokens to compute."""
         self.prompt = prompt
         self.pairs = tokens * (prompt - tokens / 2)
         self.sent = now_ms
         self.due = due_ms
-        """When its first token should come."""
+        """When its first token is due."""
         self.tpot_slo = tpot_slo
         self.ttft, self.tpot = ttft, tpot
-        """As predicted."""
+        """Its predicted latency."""
         self.streams = streams
         self.done = (0.0, 0.0, 0.0)
-        """`done` of the instance when it was sent."""
+        """`done` of its instance when it was sent."""
 
 
 class Writing:
@@ -64,12 +64,12 @@ class Writing:
 
     def __init__(self, prompt: Reading, began: float, read: float) -> None:
         self.began = began
-        """When its first token came."""
+        """When its first token arrived."""
         self.read = read
-        """`read_ms` of the instance then."""
+        """`read_ms` of the instance at that time."""
         self.prompt = prompt.prompt
         self.late = began > prompt.due
-        """Its first token came too late."""
+        """Whether its first token came too late."""
         self.tpot_slo = prompt.tpot_slo
         self.sent, self.step, self.streams, self.done = prompt.sent, prompt.tpot, prompt.streams, prompt.done
 
@@ -99,38 +99,38 @@ class EngineWork:
     def __init__(self, model: EngineModel) -> None:
         self._model = model
         self.slowness, self.pace = Ratio(), Ratio()
-        """Of reading and of writing, relative to the deployment."""
+        """Speed ratios of reading and of writing, relative to the deployment."""
         self.delays = Ratio()
-        """The time per token over what it would be if no prompts were read."""
+        """The time per token, divided by what it would be without prompts to read."""
         self.reading: dict[str, Reading] = {}
-        """In the order in which they were sent."""
+        """Prompts in the order in which they were sent."""
         self.writing: dict[str, Writing] = {}
         self.patient = 0
-        """Prompts among them whose first token will not be seen."""
+        """Number of prompts whose first token will not be seen."""
         self.left_ms = 0.0
-        """The sum of `reading`."""
+        """The sum of `reading` over all prompts."""
         self.head_ms = 0.0
-        """Of the first of them."""
+        """The reading time of the first prompt."""
         self.since = 0.0
-        """From when on the first of them has been read."""
+        """Since when the first prompt is being read."""
         self.read_ms = 0.0
-        """The time spent reading, as of the last event."""
+        """The time spent reading, up to the last event."""
         self.context = 0.0
-        """Prompt tokens of all requests there."""
+        """Prompt tokens of all requests on the instance."""
         self.done = (0.0, 0.0, 0.0)
-        """Prompts read so far, their tokens, their pairs."""
+        """Prompts read so far, their tokens, and their pairs."""
         self._mark = 0.0
-        """The last event of the busy period."""
+        """The time of the last event of the busy period."""
         self._started = 0.0
         self._period = [0, 0.0, 0.0]
-        """Of the busy period so far: prompts read, their tokens, their pairs."""
+        """Prompts read in the busy period so far, their tokens, and their pairs."""
 
     def tpot_ms(self) -> float:
-        """The time per token of an answer, with the delays that answers there have had of late."""
+        """The time per token of an answer, with the recent delays by prompts."""
         return self.step_ms() * self.delays.value
 
     def step_ms(self) -> float:
-        """The time per token while no prompt is read."""
+        """The time per token while no prompts are read."""
         return self.pace.value * self._model.step_ms(self.context)
 
     def sent(self, request_id: str, one: Reading) -> None:
@@ -145,7 +145,7 @@ class EngineWork:
         self.patient += not one.streams
 
     def first_token(self, request_id: str, now: float) -> float | None:
-        """The first token of a request came; the time for it that was predicted, None if it was not waited for."""
+        """Handle the first token of a request. Returns the predicted time; None if no first token was expected."""
         one = self.reading.get(request_id)
         if one is None:
             return None
@@ -154,7 +154,7 @@ class EngineWork:
         return one.ttft
 
     def ended(self, request_id: str, output_tokens: int | None, now: float) -> None:
-        """A request has left. `output_tokens`: of its answer; None if there is none, or it is unknown."""
+        """Handle a request that has left. `output_tokens` of its answer; None if there is none, or they are unknown."""
         one = self.reading.get(request_id)
         if one is not None:
             if output_tokens is None:
@@ -177,13 +177,13 @@ class EngineWork:
         self.context = self.context - written.prompt if self.reading or self.writing else 0.0
 
     def read_at(self, now: float) -> float:
-        """`read_ms` now."""
+        """`read_ms` at this time."""
         return self.read_ms + (now - self._mark if self.reading else 0.0)
 
     def _read(self, request_id: str, one: Reading, now: float, *, learn: bool = True) -> None:
-        """A prompt is read: its answer begins."""
+        """Handle a prompt that is read: its answer begins."""
         step = MAX_BATCHED_TOKENS * 1e-3 * self._model.reading.coefficients[1] * self.slowness.value
-        carried = min(max(now - self.since - one.ms, 0.0), step)  # spent on the prompts after it, in the same step
+        carried = min(max(now - self.since - one.ms, 0.0), step)  # was spent on the prompts after it, in the same step
         self.read_ms += max(now - self._mark, 0.0)
         self._mark = now
         is_head = next(iter(self.reading)) == request_id
@@ -208,7 +208,7 @@ class EngineWork:
             self._learn(now)
 
     def _learn(self, now: float) -> None:
-        """A busy period is over, or has lasted long enough."""
+        """Learn from a busy period that is over, or has lasted long enough."""
         prompts, tokens, pairs = self._period
         took = now - self._started
         self._period, self._started = [0, 0.0, 0.0], now
@@ -234,7 +234,7 @@ class EngineWork:
             self._read(request_id, one, self.since + one.ms, learn=False)
 
     def _drop(self, request_id: str, one: Reading, now: float) -> None:
-        """A request has left unread."""
+        """Handle a request that left before its prompt was read."""
         is_head = next(iter(self.reading)) == request_id
         del self.reading[request_id]
         self.patient -= not one.streams

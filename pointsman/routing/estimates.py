@@ -33,7 +33,7 @@ UNKNOWN_PRICE = nan
 """Instances without a price of their own have unknown costs."""
 
 DEFAULT_OUTPUT_TOKENS = 256
-"""Assumed output of requests without `max_tokens`."""
+"""Assumed output tokens of requests without `max_tokens`."""
 
 
 def output_tokens(request: RequestMetadata) -> int:
@@ -100,7 +100,7 @@ def expected(
 
 
 def speed_and_cost(fleet: EndpointTable, endpoint: Endpoint) -> dict[str, float | None]:
-    """The speed and the price of an endpoint that decisions use, declared or learned; None: unknown."""
+    """The speed and the price of an endpoint that decisions use, declared or learned; None if unknown."""
     columns, row = fleet.load.columns, endpoint.row
     latency, throughput, price = (float(columns[name][row]) for name in (LATENCY_MS, THROUGHPUT, PRICE))
     per_million = price / 3600 / throughput * 1e6

@@ -32,7 +32,7 @@ class Outcome(Enum):
 
     @property
     def code(self) -> str:
-        """The outcome as `code` in the error of an answer: rejected_capacity, evicted_ttl."""
+        """The outcome as the `code` of an error: rejected_capacity, evicted_ttl."""
         return kebab_case(self.value).replace("-", "_")
 
 
@@ -114,7 +114,7 @@ class Failed(DispatcherEvent, frozen=True):
     local: str = ""
     """What kept the gateway from sending it, such as a lack of file descriptors; empty if the instance has failed."""
     full: bool = False
-    """The instance had no room, because others use it too: this is not a try, and it may be sent there again."""
+    """The instance had no room because others use it too: this is not a try, and it may be sent there again."""
     answered: bool = False
     """Its client gets the instance's answer unless another one can be tried: it does not wait for a pause to end."""
 
@@ -140,7 +140,7 @@ class Changed(DispatcherEvent, frozen=True):
 
 
 class Paused(DispatcherEvent, frozen=True):
-    """An instance takes no more requests for now, as it says itself."""
+    """An instance has asked for a pause: it takes no more requests for now."""
 
     instance_id: str
     until: float
@@ -170,7 +170,7 @@ class Surveyed(DispatcherEvent, frozen=True):
     nothing."""
 
     readings: Sequence[tuple[str, Metrics]]
-    """By instance."""
+    """Measurements by instance."""
 
 
 class Scraped(DispatcherEvent, frozen=True):
@@ -237,7 +237,7 @@ class Revoke(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """Observe an instance at the normal rate again, because it rested and was sent a request."""
+    """Observe a resting instance at the normal rate again, because it was sent a request."""
 
     instance_id: str
 

@@ -64,7 +64,7 @@ class EngineReport(Protocol):
 
 
 class MetricSpec(msgspec.Struct, frozen=True):
-    """Selects samples: a name, and labels that they must have."""
+    """Selects samples by name and by labels."""
 
     name: str
     labels: dict[str, str] = {}
@@ -229,7 +229,7 @@ class CoreMetricsExtractor:
                 yield Attribute(one.attribute_key), value
             elif not one.optional:
                 missing.append(one.metric_spec)
-        if missing:  # what was found is kept; missing metrics are counted and shown
+        if missing:  # found attributes are kept; missing metrics are counted and shown
             raise LookupError(f"the engine does not report {', '.join(missing)}")
 
 

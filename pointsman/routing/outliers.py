@@ -1,6 +1,6 @@
 """Outliers: instances whose errors stand out from those of their peers, and pauses that instances ask for.
 
-Enters: what instances answered, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
+Enters: the answers of instances, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
 
 An error is of a kind: a 4xx status, 5xx, or a try that failed. A second opinion is what another instance answers to the
 same request: success contradicts the error, the same error confirms it. The share of an instance's second opinions that
@@ -22,7 +22,7 @@ import msgspec
 from pointsman.reasons import Reason
 
 FAILED = "failed"
-"""The kind of a try without a whole answer."""
+"""The kind of a try that ended without a complete answer."""
 REFUSED = "429"
 
 WINDOW_S = 30.0
@@ -32,7 +32,7 @@ STALE_RESULTS = 10
 MIN_CONTRADICTED = 3
 MIN_ERRORS = 5
 MIN_ERRORS_ALONE = 20
-"""Without second opinions."""
+"""The minimum without second opinions."""
 MIN_DIFFERENCE = 0.1
 MIN_REFUSED_DIFFERENCE = 0.5
 MIN_STANDARD_ERRORS = 4.0
@@ -48,7 +48,7 @@ FIRST_PAUSE_S = 0.1
 """The pause of an instance that does not say how long it is; it doubles with each that follows without a success."""
 MAX_OWN_PAUSE_S = 10.0
 MAX_PAUSE_S = 60.0
-"""An instance that asks for more is tried again after this."""
+"""Maximum pause: an instance that asks for more is tried again after this time."""
 
 
 def kind_of(status: int) -> str:
@@ -57,7 +57,7 @@ def kind_of(status: int) -> str:
 
 
 class Doubt(NamedTuple):
-    """An error of an instance that another one may contradict."""
+    """An error of an instance that another instance may contradict."""
 
     instance_id: str
     kind: str
@@ -81,7 +81,7 @@ class Outlier(NamedTuple):
 
 
 class ErrorCount(msgspec.Struct):
-    """Errors of one kind."""
+    """Errors of one kind, and the second opinions on them."""
 
     errors: int = 0
     asked: int = 0
@@ -99,7 +99,7 @@ class ErrorShare(NamedTuple):
 
     @property
     def errors(self) -> float:
-        """Those that count."""
+        """Errors that count."""
         return self.found * self.contradicted / self.asked if self.asked else self.found
 
     def variance(self, error_share: float, contradicted_share: float) -> float:
@@ -116,10 +116,10 @@ class Streak(msgspec.Struct):
     failures: int = 0
     """Tries that failed or were answered with 5xx."""
     refusals: int = 0
-    """Pauses."""
+    """Number of pauses."""
 
     def pause_s(self, asked_s: float | None, *, is_paused: bool) -> float:
-        """How long it gets no requests: what it asks for, within limits."""
+        """The pause of the instance: the time that it asks for, within limits."""
         if not is_paused:  # otherwise this is one of several requests that were sent earlier
             self.refusals += 1
         if asked_s is not None:
@@ -128,15 +128,15 @@ class Streak(msgspec.Struct):
 
 
 class Sparing(msgspec.Struct):
-    """How many second opinions on one kind of error of an instance are skipped."""
+    """How many second opinions on one kind of error of an instance to skip."""
 
     confirmed: int = 0
-    """Confirmed errors in a row."""
+    """Number of confirmed errors in a row."""
     skipped: int = 0
 
 
 class ResultWindow:
-    """The results of instances over a time."""
+    """The results of instances over a period."""
 
     def __init__(self) -> None:
         self.good: dict[str, int] = defaultdict(int)
@@ -155,12 +155,12 @@ class ResultWindow:
 
 
 class Outliers:
-    """What the instances of one deployment have answered."""
+    """The results of the instances of one deployment."""
 
     def __init__(self) -> None:
         self._now, self._before = ResultWindow(), ResultWindow()
         self.good = self._now.good
-        """Successes by instance: the caller counts them here, as nothing else may be done for each."""
+        """Successes by instance. The caller counts them here itself, because this must be fast."""
         self.streaks: dict[str, Streak] = defaultdict(Streak)
         """Streaks of instances whose last result was not a success. The caller removes one at its next success."""
         self._sparing: dict[Doubt, Sparing] = {}
@@ -172,7 +172,7 @@ class Outliers:
         """Handle an instance that joins or comes back. It has no earlier results, so those of its peers are dropped
         too: only results of the same time are compared."""
         for window in (self._now, self._before):
-            window.good.clear()  # the caller counts there
+            window.good.clear()  # the caller counts in this object
             window.errors.clear()
 
     def forget(self, instance_id: str) -> None:
@@ -187,7 +187,7 @@ class Outliers:
     # What happens
 
     def erred(self, doubt: Doubt, now: float) -> None:
-        """An instance has answered with an error, or failed."""
+        """Count an error or a failure of an instance."""
         self._roll(now)
         self._now.of(doubt).errors += 1
 
@@ -277,7 +277,7 @@ class Outliers:
         return ErrorCount(*(sum(values) for values in zip(*map(msgspec.structs.astuple, found), strict=True)))
 
     def _roll(self, now: float) -> None:
-        """Begin another window if it is time. Called at errors only, because successes have no time."""
+        """Begin another window if it is due. Called at errors only, because successes are counted without a time."""
         age_s = now - self._began
         if age_s < WINDOW_S:
             return
@@ -289,4 +289,4 @@ class Outliers:
         else:
             self._before.good.update({name: min(count, STALE_RESULTS) for name, count in good.items()})
         self._now.errors = {}
-        good.clear()  # the caller counts there
+        good.clear()  # the caller counts in this object

@@ -1,10 +1,10 @@
 """What dispatchers of the same instances tell each other: requests in flight, and what plugins have learned.
 
-Enters: news of other dispatchers, with the time. Leaves: news for them, and events for the own dispatcher. The one
-rule: knowledge of others is optional. A dispatcher that hears nothing decides by what it has sent itself.
+Enters: messages of other dispatchers, with the time. Leaves: messages for them, and events for the own dispatcher. The
+one rule: messages are optional. A dispatcher that receives none decides by what it has sent itself.
 
-News has absolute numbers of the instances whose numbers have changed, so nothing is lost if two of them become one;
-what was lost with a connection is made good by `begin_again`. Each dispatcher adds what others have in flight to its
+A message has absolute numbers for the instances whose numbers have changed, so two messages can be merged into one;
+`begin_again` restores what was lost with a connection. Each dispatcher adds what others have in flight to its
 own columns (`endpoints.share`), where scorers, filters and limits find it without knowing of others.
 """
 
@@ -19,19 +19,19 @@ from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS
 from pointsman.routing.events import Shared
 
 SILENCE_S = 3.0
-"""What another dispatcher has in flight is dropped if nothing was heard from it for this long."""
+"""The load of another dispatcher is dropped if nothing was received from it for this long."""
 AT_ONCE = 512
-"""Maximum number of learned facts in one message; the rest follows with the next."""
+"""Maximum number of learned facts in one message; the next message has the others."""
 MAX_UNTOLD = 8 * AT_ONCE
-"""Older facts are dropped: others learn the same from their own requests."""
+"""Older facts are dropped: others learn them from their own requests."""
 REPEATED_S = 10.0
-"""A fact is repeated after this at the earliest: others keep what is used, and forget the rest."""
+"""Minimum time before a fact is repeated: others keep what is used, and drop the rest."""
 
 NOTHING = (0.0, 0.0)
 
 
 class News(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What has changed at a dispatcher."""
+    """The changes at a dispatcher."""
 
     in_flight: dict[str, tuple[float, float]] = {}
     """Requests, and prompt tokens to compute, by instance."""
@@ -43,31 +43,31 @@ class News(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Peers:
-    """The other dispatchers: what this one tells them, and what it has heard from them."""
+    """The other dispatchers: messages to them, and what they have reported."""
 
     def __init__(self, dispatcher: Dispatcher, tell: Callable[[Shared], None]) -> None:
-        """`tell` passes events to the dispatcher, and carries out what it decides."""
+        """`tell` passes events to the dispatcher, and carries out its commands."""
         self._dispatcher = dispatcher
         self._tell = tell
         self._plugins: tuple[Any, ...] | None = None
-        """The plugins that are listened to; None before the first time."""
+        """The plugins whose learning is observed; None before the first time."""
         self._told: dict[str, tuple[float, float]] = {}
         self._untold: deque[tuple[int, str, Any]] = deque(maxlen=MAX_UNTOLD)
         self._repeated: set[tuple[int, str, Any]] = set()
         self._repeated_since = 0.0
         self._heard: dict[str, dict[str, tuple[float, float]]] = {}
-        """Load by name of the peer, then by instance."""
+        """Load by peer, then by instance."""
         self._heard_at: dict[str, float] = {}
 
     # Messages for others
 
     def begin_again(self) -> None:
-        """Start over with others that know nothing."""
+        """Start over with peers that have no earlier messages."""
         self._told.clear()
         self._repeated.clear()
 
     def news(self, now: float) -> News:
-        """What has changed since the last call."""
+        """The changes since the last call."""
         self._listen()
         if now - self._repeated_since >= REPEATED_S:
             self._repeated_since = now
@@ -81,7 +81,7 @@ class Peers:
         return News(changed, [untold.popleft() for _ in range(min(len(untold), AT_ONCE))])
 
     def _listen(self) -> None:
-        """Listen to what plugins learn; a new configuration brings new plugins."""
+        """Observe what plugins learn; a new configuration brings new plugins."""
         if self._plugins is self._dispatcher.plugins:
             return
         self._plugins = self._dispatcher.plugins
@@ -102,7 +102,7 @@ class Peers:
     # Messages from others
 
     def heard(self, peer: str, news: News | None, now: float) -> None:
-        """Take in the news of a peer; None: it is alive, and nothing has changed."""
+        """Take in the message of a peer; None if it is alive and nothing has changed."""
         self._heard_at[peer] = now
         if news is not None and news:
             known = self._heard.setdefault(peer, {})
@@ -110,19 +110,19 @@ class Peers:
             self._add(news.in_flight, news.learned)
 
     def gone(self, peer: str) -> None:
-        """Forget a peer that has ended, and what it had in flight."""
+        """Remove a peer that has ended, and its load."""
         self._heard_at.pop(peer, None)
         lost = self._heard.pop(peer, None)
         if lost:
             self._add(lost, ())
 
     def expire(self, now: float) -> None:
-        """Drop what is known about peers that have been silent for long."""
+        """Drop the load of peers that have been silent for long."""
         for peer in [name for name, at in self._heard_at.items() if now - at > SILENCE_S]:
             self.gone(peer)
 
     def totals(self) -> dict[str, tuple[float, float]]:
-        """Requests and tokens that all others have in flight, by instance."""
+        """Requests and tokens that all peers have in flight, by instance."""
         names = {name for loads in self._heard.values() for name in loads}
         return {name: self._total(name) for name in names}
 
@@ -135,7 +135,7 @@ class Peers:
 
 
 def own_load(dispatcher: Dispatcher) -> dict[str, tuple[float, float]]:
-    """Requests and tokens that a dispatcher has in flight itself, by instance; without idle ones."""
+    """Requests and tokens that a dispatcher itself has in flight, by instance; without idle ones."""
     columns: Mapping[str, Any] = dispatcher.fleet.load.columns
     found = {}
     for endpoint in dispatcher.fleet.roster:

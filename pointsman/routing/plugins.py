@@ -82,7 +82,7 @@ class ResponseHeaderWriter(Protocol):
     def response_headers(
         self, request: RequestMetadata, served_by: Endpoint, targets: Mapping[str, Endpoint]
     ) -> dict[str, str]:
-        """Header -> value. `targets`: by profile, the first target of each that ran."""
+        """Returns header -> value. `targets`: the first target of each profile that ran."""
         ...
 
 
@@ -95,19 +95,19 @@ class DepartureListener(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A plugin that remembers what was sent where, and can remember what others have sent."""
+    """A plugin that remembers what was sent where, and can learn what other dispatchers have sent."""
 
     listener: Callable[[str, Any], None] | None
     """Called with the id of an endpoint and what was learned about it, as plain data."""
 
     def learn(self, endpoint: Endpoint, what: Any, now: float) -> None:
-        """Remember what another dispatcher has learned."""
+        """Learn what another dispatcher has learned."""
         ...
 
 
 @runtime_checkable
 class Locator(Protocol):
-    """Says where instances are."""
+    """Finds the location of instances."""
 
     def location(self, instance: ExecutionInstance) -> Location:
         """The host, rack, zone and region of an instance. It may change only with the instance."""
@@ -116,7 +116,7 @@ class Locator(Protocol):
 
 @runtime_checkable
 class EndpointDiscovery(Protocol):
-    """Says where the endpoints of a deployment are listed."""
+    """Finds the list of the endpoints of a deployment."""
 
     def endpoints_file(self) -> str:
         """The path of a file in the form of `endpointsFile`."""
@@ -151,7 +151,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         if not matches:
             return []
         count, total, size = len(matches), totals[0], sizes[0]
-        # Most fleets have engines of one kind.
+        # Most fleets have engines of one kind only.
         if sizes.count(size) == count == totals.count(total) and max(matches) <= total:
             whole = max(prompt, total * size)
             return [whole - match * size for match in matches]
@@ -174,35 +174,35 @@ class LatencyPrediction(msgspec.Struct, frozen=True):
 
 
 class LatencyOutlook(msgspec.Struct, eq=False):
-    """What a request would meet on each endpoint. Columns have one entry per row of the whole roster; milliseconds."""
+    """The predicted latencies of a request on each endpoint, in ms. Columns have one entry per row of the roster."""
 
     behind: Column
-    """Time until the prompts that are there already are read."""
+    """Time until the prompts that are already on the endpoint are read."""
     reading: Column
-    """Time to read the prompt of this request, after that."""
+    """Time to read the prompt of this request after them."""
     context: Column
-    """Prompt tokens of the requests that are there."""
+    """Prompt tokens of the requests on the endpoint."""
     works: "list[EngineWork]"
-    """One per row."""
+    """The work of each row."""
     model: "EngineModel"
     ttft_slo_ms: float
-    """Of this request, from its arrival on."""
+    """Latency objectives of this request, from its arrival on."""
     tpot_slo_ms: float
     waited: float
-    """Since its arrival."""
+    """Time since its arrival."""
     usual_ttft_slo_ms: float
-    """Of requests that state none."""
+    """Objectives of requests that state none."""
     busy: float
-    """Share of endpoints that have had prompts to read, over the last minute."""
+    """Share of endpoints that had prompts to read, over the last minute."""
 
 
 NEAR: Key[Endpoint] = Key("near")
-"""The endpoint to be near to, for example when one endpoint prefills for another."""
+"""The endpoint to be near, for example if one endpoint prefills for another."""
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""
 ESTIMATED_OUTPUT_TOKENS: Key[float] = Key("estimated-output-tokens")
-"""The part of them that is an estimate of the answer; absent: 0."""
+"""The part of these tokens that is an estimate of the answer; absent: 0."""
 MEDIA_MATCH: Key[Column] = Key("media-match")
 """The share of the request's media that each endpoint probably has encoded before; absent if it has none."""
 OUTLOOK: Key[LatencyOutlook] = Key("outlook")

@@ -18,15 +18,15 @@ from pointsman.reasons import Reason
 from pointsman.routing.canary import CanaryCounts, ShareCounts, ShareLatencies
 
 MIN_REQUESTS = 30
-"""Minimum requests in each share that have the compared metric: fewer prove nothing."""
+"""Minimum requests with the compared metric in each share: fewer prove nothing."""
 EARLY_REQUESTS = 100
 """Minimum requests in each share before a candidate can be judged to be much worse."""
 MUCH_WORSE = 0.5
-"""A candidate whose metric is worse by more than this share is not tried to the end."""
+"""A candidate whose metric is worse by more than this share is stopped early."""
 MAX_FAILURES = 3
-"""Requests about which a candidate had no answer because it raised, blocked or was suspended."""
+"""Number of requests without an answer of the candidate (it raised, blocked or was suspended) that end a promotion."""
 MAX_MORE_ERRORS = 0.02
-"""By how much the candidate's share of failed requests may be larger, given at least `MIN_REQUESTS`."""
+"""Maximum excess of the candidate's share of failed requests, given at least `MIN_REQUESTS`."""
 
 _LATENCIES = {"ttft": "time to the first token", "tpot": "time per output token", "e2e": "time to the whole answer"}
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -108,7 +108,7 @@ class PromotionVerdict(msgspec.Struct, frozen=True):
 
 
 class Promotion(msgspec.Struct):
-    """One candidate on its way into force, or back."""
+    """A candidate that comes into force, or is rolled back."""
 
     run: str
     deployment: str
@@ -130,7 +130,7 @@ class Promotion(msgspec.Struct):
         return self.verdict
 
     def give_up(self, why: Reason) -> PromotionVerdict:
-        """End it from outside; the policy in force stays."""
+        """End it on request; the policy in force stays."""
         self.verdict = self.verdict or PromotionVerdict("rolled back", why)
         return self.verdict
 

@@ -95,7 +95,7 @@ class Counters:
         self.retries: Counter[str] = Counter()
         """Failed tries, by instance."""
         self.closed: Counter[tuple[str, str]] = Counter()
-        """How often an instance was closed for a time, by instance and code of the reason."""
+        """Number of times that an instance was closed for a time, by instance and code of the reason."""
         self.broken_promises: Counter[str] = Counter()
         """Decisions of a user's policy that were not carried out, by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
@@ -114,7 +114,7 @@ class Counters:
             account.missed += not met_deadline
 
     def broken_promise(self, reason: Reason) -> None:
-        """Count a decision that was not carried out. For an unfit instance, count what is wrong with it."""
+        """Count a decision that was not carried out. If the instance was unfit, count by what is wrong with it."""
         self.broken_promises[reason.facts.get("cause", reason).code] += 1
 
     def policy_error(self, what: str) -> None:
@@ -195,7 +195,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
     dropped: Reason | None = None
-    """Why the policy's own decision about it was not carried out, or why the policy did not decide."""
+    """Why the policy's own decision was not carried out, or why the policy did not decide."""
     failures: tuple[tuple[str, Reason], ...] = ()
     """(instance, reason) of each failed try."""
     sent_at: float | None = None
@@ -205,7 +205,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     status: int | None = None
     """Status of the answer that the client got; None if there is none."""
     cost: float | None = None
-    """What its tenant was charged; None if it has no price."""
+    """The charge of its tenant; None if it has no price."""
     refusal: Refusal | None = None
 
     @property
@@ -248,7 +248,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """TTFT from when it was sent, and TPOT, in milliseconds; None if they were not predicted."""
+        """TTFT from its sending, and TPOT, in milliseconds; None if they were not predicted."""
         return self.made.predicted if isinstance(self.made, Decided) else None
 
     @property
@@ -293,7 +293,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 def summary_of(record: Any) -> dict[str, Any]:
-    """What lists of requests show. `record`: a `Record`, or a row with the same fields."""
+    """A request as lists show it. `record`: a `Record`, or a row with the same fields."""
     arrived_at, sent_at = record.arrived_at, record.sent_at
     return {
         "request_id": record.request_id,
@@ -395,7 +395,7 @@ class Journal:
             record.trace, record.failure = trace, failure
 
     def dropped(self, made: SchedulingDecision, broken: Reason, policy: str) -> None:
-        """A decision of a user's policy is not carried out."""
+        """Record that a decision of a user's policy is not carried out."""
         self.counters.broken_promise(broken)
         record = self.records.get(made.request_id)
         if record is not None and record.made is None:  # a second decision about a sent request changes nothing
@@ -441,7 +441,7 @@ class Journal:
     def error(self, error: Exception, whose: str = "") -> None:
         if isinstance(error, UserCodeFailed):
             if error.why.code == "policy-suspended":
-                return  # it was not called
+                return  # the policy was not called
             self.counters.policy_error(f"{error.plugin}: {error.why}")
             return
         text = f"{type(error).__name__}: {error}"

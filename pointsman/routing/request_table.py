@@ -45,7 +45,7 @@ class Hold(msgspec.Struct, frozen=True):
     prefill: bool = False
     """Whether the endpoint only prefills, so that it is released with the first token."""
     output: float = 0.0
-    """The part of `tokens` that is expected for the answer; released with its end."""
+    """The part of `tokens` that is expected for the answer; released when it ends."""
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
@@ -242,11 +242,11 @@ class RequestTable:
         return len(self._waiting) + len(self._sent)
 
     def wait(self, item: Queued) -> None:
-        """Add a request that its queue has let in: it waits."""
+        """Add a request that its queue has accepted: it waits."""
         self._waiting[item.request.request_id] = item
 
     def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
-        """Add a request that did not wait: it is on its instance, and reserves its share of it."""
+        """Add a request that did not wait: it is on its instance, and reserves a share of it."""
         request_id = item.request.request_id
         sent = Sent(item, pool, endpoint, strategy, float(self._load.columns[LIGHTNESS][endpoint.row]))
         self.ledger.reserve(request_id, holds)
@@ -283,7 +283,7 @@ class RequestTable:
         self.pools.busy[sent.pool.model] = sent.pool
 
     def revoke(self, request_id: str, refusal: Refusal, commands: list[DispatcherCommand]) -> None:
-        """Mark a sent request to be stopped; it leaves when its runtime reports it."""
+        """Mark a sent request to be stopped; it leaves when its runtime reports that."""
         sent = self._sent[request_id]
         sent.revoked = refusal
         commands.append(Revoke(sent.item.request, refusal))

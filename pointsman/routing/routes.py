@@ -25,7 +25,7 @@ class Route(Protocol):
     def name(self) -> str: ...
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance, given the present state. Reserves nothing."""
+        """An instance, chosen for the present state. Reserves nothing."""
         ...
 
 
@@ -82,7 +82,7 @@ class Chooser:
     def __init__(self, route: Route, fleet: EndpointTable, *, traced: bool, seed: int) -> None:
         self.route = route
         self.stand_in: Route | None = None
-        """Chooses if the route raises. None: the exception is passed on."""
+        """Chooses if the route raises. None: the caller gets the exception."""
         self.failed: Callable[[Exception], None] = lambda _: None
         """Called when the stand-in has to choose."""
         self._fleet = fleet
@@ -116,7 +116,7 @@ class Chooser:
     ) -> Choice | SchedulingFailure[Endpoint]:
         self.failed(error)
         cycle.state.clear()
-        if cycle.trace is not None:  # what the route considered does not explain this choice
+        if cycle.trace is not None:  # the trace of the route does not explain this choice
             cycle.trace = Trace()
         choice = stand_in.choose(cycle, endpoints)
         if isinstance(choice, Choice):

@@ -155,7 +155,7 @@ class Sender:
             if isinstance(choice, SchedulingFailure):
                 return False
             pool.queue.goes_at_once(item, now)
-        except Exception:  # the queue raises it again and reports it
+        except Exception:  # the queue raises it again, and reports it
             return False
         result = choice.result
         target = result.target
@@ -347,7 +347,7 @@ def _policy_failed(error: Exception) -> Reason:
 
 
 def taken_back(sender: Sender, request_id: str, now: float, answer: Ended | None = None) -> Sent | None:
-    """Take a request back that has left its instance, with or without an answer. Returns None if it was not there."""
+    """Take back a request that has left its instance, with or without an answer. Returns None if it was not there."""
     sent = sender.table.take_back(request_id, now)
     if sent is not None and sender.hooks.progress:
         sender.hooks.ended(sent.endpoint, sent.item.request, answer, now)
@@ -358,7 +358,7 @@ def wait_again(sender: Sender, sent: Sent, now: float, commands: list[Dispatcher
     """Put a request back in its old position, and send what can be sent."""
     try:
         sender.table.wait_again(sent)
-    except Exception as error:  # a user's ordering
+    except Exception as error:  # raised by a user's ordering
         sent.pool.queue.ended(sent.item, 0)
         sender.table.refuse_unordered(sent.item.request, error, now, commands)
     sender.send_waiting(sent.pool, now, commands)

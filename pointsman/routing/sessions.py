@@ -47,7 +47,7 @@ class SessionSource(Parameters, frozen=True):
             raise ValueError(f'sessionIdConfig.sources has attribute "{self.attribute}"; it must be one of {allowed}')
 
     def read(self, request: RequestMetadata) -> str:
-        """The session id of a request; empty if this source has none."""
+        """The session id of a request; empty if it has none."""
         if self.header:
             return request.headers.get(self.header.lower(), "").strip()
         return str(getattr(request, self.attribute)).strip()
@@ -161,7 +161,7 @@ class SessionAffinity:
 
     def _session(self, request: RequestMetadata) -> str:
         session = next(filter(None, (source.read(request) for source in self.sources)), "")
-        if len(session) > MAX_NAME:  # the operator chooses the header, so the length is bounded here
+        if len(session) > MAX_NAME:  # the operator chooses the header, so the length is limited here
             return sha256(session.encode("utf-8", "replace")).hexdigest()
         return session
 

@@ -29,16 +29,16 @@ BUDGET = 0.1
 MAX_QUEUED = 64
 """Maximum number of decisions that wait for the candidates; while it is reached, no more are sampled."""
 MAX_CREDIT_S = 0.05
-"""Unused budget that is kept."""
+"""Maximum unused budget that is kept."""
 MAX_OPEN = 1_000
-"""Sampled requests whose first token is awaited."""
+"""Maximum number of sampled requests that wait for their first token."""
 AT_ONCE = 8
-"""How many of these are checked for each one that is sampled."""
+"""Number of these that are checked for each new sample."""
 MAX_SAMPLES = 1_000
 """Number of newest samples per candidate, from which percentiles are computed."""
 MAX_DIFFERENCES = 10
 MIN_LEARNED = 20
-"""Outcomes that the model of first tokens has seen before its predictions are used."""
+"""Number of outcomes after which the predictions of the model of first tokens are used."""
 
 
 class FirstTokenModel:
@@ -56,10 +56,10 @@ class FirstTokenModel:
         self._weights = [0.0, 0.0, 0.0]
         self._spread = [[1e3 if row == column else 0.0 for column in range(3)] for row in range(3)]
         self._own: dict[str, float] = {}
-        """Seconds by which an instance's first tokens come later than expected, by instance."""
+        """Offset of each instance: seconds by which its first tokens come later than the shared model expects."""
 
     def expected(self, tokens: float, load: float, instance_id: str) -> float | None:
-        """The expected time; None before enough is known."""
+        """The expected time; None before enough outcomes are known."""
         if self.learned < MIN_LEARNED:
             return None
         return max(0.0, self._linear(_features(tokens, load)) + self._own.get(instance_id, 0.0))
@@ -96,7 +96,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
 
     candidate_ms: float
     in_force_ms: float
-    """Expected on the instance that it was sent to."""
+    """The expectation on the instance that it was sent to."""
     actual_ms: float
 
 
@@ -105,21 +105,21 @@ class Difference(msgspec.Struct, gc=False):
 
     request_id: str
     instance: str
-    """The instance that it was sent to."""
+    """The instance to which it was sent."""
     candidate_instance: str
     gain_ms: float
-    """How much earlier the first token was expected there."""
+    """By how much the first token was expected earlier there."""
     actual_ms: float
 
 
 class CandidateCounts(msgspec.Struct):
-    """What one candidate has done."""
+    """The results of one candidate."""
 
     name: str
     decided: int = 0
     agreed: int = 0
     unplaced: int = 0
-    """Requests for which it found no instance."""
+    """Number of requests for which it found no instance."""
     errors: int = 0
     seconds: float = 0.0
     """CPU time."""
@@ -131,7 +131,7 @@ class CandidateCounts(msgspec.Struct):
     """Whether it has state that only sampled requests feed."""
     suspended_s: float | None = None
     problem: str = ""
-    """What it did wrong last."""
+    """Its last failure."""
 
     def add(self, other: "CandidateCounts") -> None:
         for name in ("decided", "agreed", "unplaced", "errors", "seconds"):
@@ -145,14 +145,14 @@ class CandidateCounts(msgspec.Struct):
 
 
 class ShadowCounts(msgspec.Struct):
-    """What a shadow has seen, and what its candidates have done."""
+    """The counts of a shadow and of its candidates."""
 
     decisions: int = 0
     sampled: int = 0
     seconds: float = 0.0
     """Time that the decisions of the policy in force took."""
     overhead_s: float = 0.0
-    """Time of sampling itself."""
+    """Time of the sampling itself."""
     budget: float = BUDGET
     candidates: list[CandidateCounts] = []
 
@@ -182,7 +182,7 @@ class ShadowCounts(msgspec.Struct):
 def _candidate_report(one: CandidateCounts) -> dict[str, Any]:
     samples, (cost, in_force, priced) = one.samples, one.costs
     actual, expected = [each.actual_ms for each in samples], [each.in_force_ms for each in samples]
-    # Expectations are off by the same factor for both; what happened shows that factor.
+    # Expectations are off by the same factor for both; the measured value shows that factor.
     scale = sum(actual) / sum(expected) if sum(expected) > 0 else 1.0
     theirs = [each.candidate_ms * scale for each in samples]
     return {
@@ -242,11 +242,11 @@ class Decision(msgspec.Struct, gc=False):
     """Tokens of the prompt that each endpoint has to compute, if the policy in force knows; else None."""
     cost: float | None
     sampled: bool
-    """Whether it is compared; False: it only feeds the state of a candidate that decides about a share of requests."""
+    """Whether it is compared; False if it only updates the state of a candidate that decides about a share."""
 
 
 class Opinion(msgspec.Struct, gc=False):
-    """What a candidate decided, until the outcome is known."""
+    """A decision of a candidate whose outcome is not known yet."""
 
     candidate: CandidatePolicy
     instance: str
@@ -254,7 +254,7 @@ class Opinion(msgspec.Struct, gc=False):
 
 
 class Awaited(msgspec.Struct, gc=False):
-    """A sampled request whose first token is awaited."""
+    """A sampled request that waits for its first token."""
 
     record: Record
     tokens: float
@@ -295,7 +295,7 @@ class Shadow:
         self._earned_s = 0.0
         """Budget that each candidate has earned; what it has spent is subtracted."""
         self._least_s = 0.0
-        """The least that any candidate has spent that is not suspended."""
+        """The smallest amount that a candidate has spent, without suspended ones."""
         self._part = budget / len(candidates) if candidates else 0.0
         self._model = FirstTokenModel()
         self._awaited: deque[Awaited] = deque()
@@ -350,7 +350,7 @@ class Shadow:
     # Called later
 
     def work(self) -> None:
-        """Let candidates decide about one request, and learn from requests that have got their first token since."""
+        """Let candidates decide about one request, and learn from requests that have had their first token since."""
         self._is_due = False
         began, asked_s = self.timer(), 0.0
         self._learn(AT_ONCE)
@@ -378,13 +378,13 @@ class Shadow:
         assert self._records is not None
         record = self._records.get(decision.request.request_id)
         if record is not None and record.ended_at is not None:
-            return 0.0  # plugins that learned where it went would never learn of its end
+            return 0.0  # plugins that learned where it went would never see its end
         if not decision.sampled:
             for one in self.candidates:
                 one.follow(decision)
             return self._account()
         least_s = max(0.0, self._earned_s - MAX_CREDIT_S)
-        for one in self.candidates:  # unused budget is kept for a while only
+        for one in self.candidates:  # unused budget is kept for a limited time
             one.spent_s = max(one.spent_s, least_s)
         asked = [one for one in self.candidates if one.may_spend(self._earned_s, decision.now)]
         choices = [one.decide(decision) for one in asked]
@@ -434,7 +434,7 @@ class Shadow:
         return total_s
 
     def _learn(self, most: int) -> None:
-        """Take in the outcomes of sampled requests. Those that still wait for their first token stay."""
+        """Collect the outcomes of sampled requests. Those that still wait for their first token stay."""
         for _ in range(min(most, len(self._awaited))):
             one = self._awaited.popleft()
             record = one.record
@@ -463,7 +463,7 @@ class Shadow:
                 counts.differences = _largest([*counts.differences, found])
 
     def departed(self, endpoint: Endpoint) -> None:
-        """An instance has left."""
+        """Forget an instance that has left."""
         self._model.forget(str(endpoint))
         for candidate in self.candidates:
             candidate.departed(endpoint)

@@ -49,7 +49,7 @@ def _share(label: str, one: ExecutionInstance, other: ExecutionInstance) -> bool
 
 Level: TypeAlias = Literal["host", "rack", "zone", "region"]
 LEVELS: tuple[Level, ...] = get_args(Level)
-"""From nearest to farthest."""
+"""Levels from nearest to farthest."""
 
 
 class Location(NamedTuple):

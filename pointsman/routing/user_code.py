@@ -21,7 +21,7 @@ from pointsman.types import SchedulingDecision
 TIME_LIMIT_S = 0.005
 """Default time limit of one call of a user's code."""
 STALL_FACTOR = 10
-"""A call that takes this many times its limit is interrupted, and suspends the code at once."""
+"""A call that takes this many times its limit is interrupted, and the code is suspended at once."""
 STRIKES = 3
 """Number of calls in a row that were slow or raised after which the code is suspended."""
 FIRST_PAUSE_S = 1.0
@@ -30,7 +30,7 @@ MAX_PAUSE_S = 300.0
 MAX_TEXT = 300
 
 TURNS = ("waits", "leaves", "next", "taken", "returned", "sent", "ended")
-"""Methods of a band's turns: they account for every request, so a skipped call would break them."""
+"""Methods of a band's fairness: they account for every request, so a skipped call would corrupt their counts."""
 ORDERS = ("key", "key_at", "order", "order_at", "eviction_key")
 """Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key because the code
 cannot be called: such requests go by arrival, behind the others."""
@@ -53,14 +53,14 @@ class Useless(msgspec.Struct, frozen=True):
 
     count: int = 0
     last: str = ""
-    """What was wrong with the last one."""
+    """The last unusable answer."""
 
 
 class CodeWatch(Protocol):
-    """Times calls of user code, and interrupts those that block: a part of the runtime."""
+    """Measures calls of user code, and interrupts those that block: a part of the runtime."""
 
     inside: bool
-    """Whether a call is under way."""
+    """Whether a call is running."""
 
     def now(self) -> float:
         """Seconds, on the clock of dispatchers."""
@@ -83,14 +83,14 @@ class Misconduct(msgspec.Struct):
     strikes: int = 0
     """Faulty calls in a row."""
     count: int = 0
-    """Calls in all that were slow, blocked or raised."""
+    """Total number of calls that were slow, blocked or raised."""
     causes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     """Those calls by the code of the cause."""
     cause: Reason | None = None
     """The cause of the last one."""
     last_at: float = 0.0
     suspended_until: float | None = None
-    """None if it is in service, or may be tried again."""
+    """None if it is in use, or may be tried again."""
     pause_s: float = 0.0
     resumed_at: float = 0.0
 
@@ -128,7 +128,7 @@ class Misconduct(msgspec.Struct):
         }
 
     def problem(self, deployment: str, now: float) -> Reason:
-        """What it did, how often, when last, and whether it decides now."""
+        """What it did, how often, when last, and whether it is in use now."""
         facts = self.as_dict(now)
         told = {
             "deployment": deployment,
@@ -203,10 +203,10 @@ class Containment:
         body: dict[str, Any] = {name: self._guarded(kind, name, told) for name in ROLES if _is_users(kind, name)}
         body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
         if isinstance(getattr(kind, "name", None), str):
-            body["name"] = kind.name  # a policy would name its subclass otherwise
+            body["name"] = kind.name  # otherwise a policy would report the name of its subclass
         # A class for this object alone, so that current holders of the object find the guarded methods too.
         guarded = type(kind)(kind.__name__, (kind,), body)
-        object.__setattr__(plugin, "__class__", guarded)  # works for frozen dataclasses too
+        object.__setattr__(plugin, "__class__", guarded)  # this works for frozen dataclasses too
 
     def _guarded(self, kind: type, name: str, told: Misconduct) -> Callable[..., Any]:
         method, watch, limit_s, stall_s = getattr_static(kind, name), self._watch, self._limit_s, self._stall_s
@@ -256,7 +256,7 @@ def what_it_did(error: Exception) -> str:
 
 
 def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:
-    """The default results where the caller has no stand-in: order of arrival, no limits, and no eviction."""
+    """The default results if the caller has no stand-in: order of arrival, no limits, and no eviction."""
     if name in ORDERS:
         subject = about[1]
         return 1, subject.enqueued_at if hasattr(subject, "enqueued_at") else subject.arrival_time

@@ -93,7 +93,7 @@ class MetricSources:
         return {one.name: replica_counts(instances, one.members) for one in deployments}
 
     def load(self, one: ScaledDeployment, *, gpus: bool = False) -> Load:
-        """The load of a deployment; if wanted, with the usage of its GPUs as last read."""
+        """The load of a deployment; if requested, with the last reading of the usage of its GPUs."""
         self._demand.expect(one.name, one.observed.start_up_s)
         counts, desired = self._demand.counts(one.name), self._plans[one.name].desired
         return Load(
@@ -168,7 +168,7 @@ class CustomMetrics:
     async def _of_replica(self, address: Address) -> None:
         try:
             answer = await fetch(address, "GET", "/metrics", timeout_s=TIMEOUT_S)
-        except NoResponse:  # its probes report what is wrong with it
+        except NoResponse:  # its probes report what is wrong
             return
         for name, value in Samples(answer.body).labelled(CUSTOM, "name") if answer.status == 200 else ():
             self._tell(name, value)
@@ -209,7 +209,7 @@ class MetricAnswer(msgspec.Struct):
 
 
 async def answer_of(query: MetricQuery) -> float | None:
-    """The sum of the values that a Prometheus finds now; None if it finds none. Raises `NoResponse`."""
+    """The sum of the present values at a Prometheus; None if it has none. Raises `NoResponse`."""
     try:
         parts = urlsplit(query.url)
         port = parts.port
@@ -350,7 +350,7 @@ class PlaneScaling:
     def problems(self) -> list[str]:
         return [*self._sources.problems(), *self._loop.problems(), *policy_problems(self.each())]
 
-    # Carrying decisions out
+    # Carrying out decisions
 
     def _decided(self, change: ScalingChange, deployments: Iterable[ScaledDeployment], now: float) -> None:
         """Apply the targets of a policy that has answered, and make room for instances that have no place."""
@@ -478,12 +478,12 @@ class PolicyLoop:
         call.add_done_callback(lambda _: self._ended(policy, call))
 
     def _ended(self, policy: ActivePolicy, call: asyncio.Task[None]) -> None:
-        """End a call, however it ended: the next is due in time."""
+        """End a call, whatever its result: the next call is due in time."""
         self._calls.discard(call)
         policy.end(self._clock())
         self._woken.set()
         error = None if call.cancelled() else call.exception()
-        if error is not None:  # a defect of ours: the next call may succeed
+        if error is not None:  # a bug of ours: the next call may succeed
             self._background.failed(f"scaling of {policy.plan.name}", error)
 
     async def _decide(self, policy: ActivePolicy) -> None:

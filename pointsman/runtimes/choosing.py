@@ -20,11 +20,11 @@ class RuntimeChoice(msgspec.Struct, frozen=True):
 
     name: str = "local"
     address: str = ""
-    """Address of a Ray cluster; empty: one is started on this machine."""
+    """Address of a Ray cluster; if empty, one is started on this machine."""
     storage: str = ""
     """A folder for the state, which all nodes of a cluster can reach; empty: the memory of the cluster."""
     host: str = ""
-    """The address of this machine in the cluster; empty: the one that Ray finds."""
+    """The address of this machine in the cluster; if empty, the one that Ray finds."""
     namespace: str = "pointsman"
     lease_s: float = 3.0
     orphan_grace_s: float = 60.0
@@ -58,7 +58,7 @@ def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: PlaneTraffic, 
 
 
 def workers_of(runtime: str, labels: Mapping[str, str] | None = None) -> list[Worker]:
-    """The workers that a plane would find, without a plane. This calls drivers, which may raise anything."""
+    """The workers that a plane would find, without a plane. It calls drivers, which may raise anything."""
     _check(runtime)
     from pointsman.runtimes.machine.detection import detect
 

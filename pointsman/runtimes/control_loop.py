@@ -18,11 +18,11 @@ from pointsman.runtimes.serving import ServiceTable
 
 TASK = "controller"
 RETRY_S = 1.0
-"""Pause after an event or a command has raised."""
+"""Pause after an event or a command that raised."""
 
 
 class Instances(Protocol):
-    """Actions on instances, whatever runs them. Their results are told to the loop."""
+    """Actions on instances, on any runtime. Their results are reported to the loop."""
 
     def launch(self, command: control.Launch) -> None: ...
 
@@ -60,7 +60,7 @@ class ControlLoop:
         self._timer: Timer | None = None
 
     def tell(self, event: control.ControllerEvent) -> None:
-        """Handle an event, and then the events of carrying out its commands."""
+        """Handle an event, and then the events that its commands cause."""
         self._events.append(event)
         if self._is_busy:
             return
@@ -84,7 +84,7 @@ class ControlLoop:
             self._wake_at(self._clock.now() + RETRY_S)  # the command that sets the timer may be lost
 
     def tell_soon(self, event: control.ControllerEvent) -> None:
-        """Handle an event once the current one is over, because a sender of requests is still at work."""
+        """Handle an event after the current one, because a sender of requests is still running."""
         self._clock.call_soon(self.tell, event)
 
     def unavailability(self, deployment: str, start_up_s: float | None, prospects: Prospects) -> Unavailable:
@@ -115,11 +115,11 @@ class ControlLoop:
                 raise
             self._failed(TASK, error, RETRY_S)
             why = f"{type(error).__name__}: {error}"
-            match command:  # the controller waits for the results of these
+            match command:  # the controller waits for the results of these actions
                 case control.Launch():
                     self.tell(control.LaunchFailed(command.instance_id, why, local_cause(error, SHORTAGES)))
                 case control.Probe():
-                    self.tell(control.ProbeNotMade(command.instance_id, why))  # the instance is not at fault
+                    self.tell(control.ProbeNotMade(command.instance_id, why))  # this is not a failure of the instance
                 case control.Terminate() | control.Kill():
                     self._clock.call_at(self._clock.now() + RETRY_S, self._try, command)
 

@@ -54,13 +54,13 @@ class Documents:
         self._changing = asyncio.Lock()
 
     def open(self, store: DocumentStore, document: ManifestText | None) -> Revision | None:
-        """Read what was in force. Returns the revision to start with, which is not in force yet; None if there is
+        """Load the stored revision. Returns the revision to start with, which is not in force yet; None if there is
         none."""
         stored, applications = store.manifest(), store.applications()
         if stored is not None:
             self.generation, manifest = stored
             self.revision = Revision(manifest)
-            with suppress(ConfigError):  # it may name what no longer exists; it only says what differs
+            with suppress(ConfigError):  # it may name what no longer exists; it is only compared
                 self.revision = load_revision(
                     manifest, applications, was_in_force=True, sources_of=lambda one: _sources(store, one)
                 )
@@ -94,7 +94,7 @@ class Documents:
             return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation, asker=asker)
 
     async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
-        """Put the previous version of an application in force; called again, the one before that."""
+        """Put the previous version of an application in force; a second call returns to the one before that."""
         async with self._changing:
             self.revision.find(name)
             before = self._store().application_before(name)
@@ -112,7 +112,7 @@ class Documents:
     async def restore(
         self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
     ) -> Changes:
-        """Put an earlier manifest in force; None: the previous one; called again, the one before that."""
+        """Put an earlier manifest in force; None: the previous one; a second call returns to the one before that."""
         async with self._changing:
             found = _earlier(self.history(), generation)
             plan = await _loaded(found.document, _sources(self._store(), found.document))
@@ -176,13 +176,13 @@ async def _loaded(document: ManifestText, sources: Sources | None = None) -> Poi
 
 
 def _sources(store: DocumentStore, document: ManifestText) -> Sources | None:
-    """The code that a stored document had when it came into force; None if it was not kept."""
+    """The code of a stored document as of when it came into force; None if it was not kept."""
     packed = store.kept.of(document)
     return None if packed is None else unpack_sources(packed)
 
 
 def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredManifest:
-    """A stored manifest; None: the one before that in force."""
+    """A stored manifest; None: the one before the one in force."""
     there = [
         one for one in kept if one.generation == generation or (generation is None and one.generation < kept[0].content)
     ]
@@ -220,7 +220,7 @@ def _save(
     gone = [name for name in stored if name not in after.deployed and name not in after.broken]
     is_new = manifest is not None and (known is None or _content(manifest) != _content(known))
     if not (is_new or changed or gone or rolled_back):
-        return None  # a plane starts with what is stored, even if nothing can be written
+        return None  # a plane starts with its stored documents, even if nothing can be written
     with store.together():
         if is_new and manifest is not None:
             generation = store.save_manifest(manifest, now, summary, restores)

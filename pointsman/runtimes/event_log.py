@@ -1,7 +1,7 @@
 """What has changed on a plane, in order: phases of instances, documents in force, replica targets, promotions.
 
 Enters: changes, as they happen. Leaves: numbered events, for `pointsman events`, metrics and the dashboard. The one
-rule: nothing waits for the log. The newest events are kept, and one that cannot be stored is still shown.
+rule: nothing waits for the log. The newest events are kept, and an event that cannot be stored is still shown.
 """
 
 from collections import Counter, deque
@@ -17,7 +17,7 @@ from pointsman.control.instances import Phase
 from pointsman.reasons import Reason
 
 KEPT = 2_000
-"""Events in memory; as many are read back from the file."""
+"""Maximum events in memory; as many are read back from the file."""
 
 
 RESTART = (Phase.BACKING_OFF.value, Phase.STARTING.value)
@@ -25,10 +25,10 @@ RESTART = (Phase.BACKING_OFF.value, Phase.STARTING.value)
 
 
 class Asker(NamedTuple):
-    """Who asked for a change."""
+    """The operator who asked for a change."""
 
     name: str = ""
-    """Empty if the plane decided it."""
+    """Empty if the plane itself decided it."""
     key: str = ""
     """The fingerprint of the admin key that allowed it; empty if none was needed."""
 
@@ -87,10 +87,10 @@ class EventLog:
         self._last = 0
 
     def open(self, store: EventStore) -> None:
-        """Go on from what is stored, and store there from now on."""
+        """Load what is stored, and store further events there."""
         earlier = []
         for line in store.lines(KEPT):
-            with suppress(msgspec.MsgspecError, KeyError):  # the last one of a plane that was killed may be cut off
+            with suppress(msgspec.MsgspecError, KeyError):  # the last line of a killed plane may be incomplete
                 event = msgspec.json.decode(line, type=dict[str, Any])
                 earlier.append(event | {"number": int(event["number"])})
         offset = earlier[-1]["number"] if earlier else 0
@@ -105,7 +105,7 @@ class EventLog:
         return [] if self._store is None else self._store.problems()
 
     async def close(self) -> None:
-        """Store what is not stored yet; nothing after that."""
+        """Store the pending events; nothing is stored after that."""
         store, self._store = self._store, None
         if store is not None:
             await store.close()
@@ -130,7 +130,7 @@ class EventLog:
         self.note(change.deployment, Reason("phase-changed", facts))
 
     def forget(self, deployments: Set[str]) -> None:
-        """Count only what is about these from now on."""
+        """From now on, count only these deployments."""
         for key in [key for key in self.phases if key[0] not in deployments]:
             del self.phases[key]
         for name in self.restarts.keys() - deployments:

@@ -19,7 +19,7 @@ CALM_S = 30.0
 
 
 def gateway_places(processes: int, nodes: Sequence[str] = ()) -> dict[str, str]:
-    """The names of gateways, and the worker of each; empty: beside the plane."""
+    """The names of gateways, and the worker of each; empty: the machine of the plane."""
     numbers = range(1, processes + 1)
     if not nodes:
         return {f"{PREFIX}{number}": "" for number in numbers}
@@ -31,7 +31,7 @@ class GatewayChange(Enum):
 
     STARTED = "started"
     SILENT = "silent"
-    """Its worker does not answer. The gateway may go on serving."""
+    """Its worker does not answer. The gateway may still serve."""
     ENDED = "ended"
 
 

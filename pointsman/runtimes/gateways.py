@@ -1,8 +1,8 @@
 """The plane's end of several gateways, whose traffic it handles as one.
 
-Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of what
-they see. The one rule: an instance is idle once every live gateway has said so. A gateway that has not answered may
-still have requests on it.
+Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of
+their reports. The one rule: an instance is idle once every live gateway has confirmed it. A gateway that has not
+answered may still have requests on it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,11 +50,11 @@ NO_LOAD = InstanceLoad(0, 0, None)
 
 
 class IdleCall(NamedTuple):
-    """A call that is made when an instance is idle everywhere."""
+    """A call that is due when an instance is idle at all gateways."""
 
     deployment: str
     awaited: set[str]
-    """Gateways that have not said so yet; the empty name is this process."""
+    """Gateways that have not confirmed it yet; the empty name is this process."""
     call: Callable[[], None]
 
 
@@ -62,11 +62,11 @@ class LinkedGateway:
     """A gateway in another process, as its plane knows it."""
 
     def __init__(self, name: str, worker: str = "") -> None:
-        """`worker` is where it runs; empty: beside the plane."""
+        """`worker` is where it runs; empty: the machine of the plane."""
         self.name = name
         self.worker = worker
         self.process = ""
-        """The runtime's name for it; empty while it does not run."""
+        """The runtime's name for its process; empty while it does not run."""
         self.send: Callable[[PlaneMessage], None] | None = None
         """None while it is not connected."""
         self.url = ""
@@ -74,11 +74,11 @@ class LinkedGateway:
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
-        """How far our clock is ahead of its clock."""
+        """By how much our clock is ahead of its clock."""
         self.last = LinkReport(0.0, {}, {}, {}, {})
         self.problems: list[str] = []
         self.problem = ""
-        """Why it does not serve as the documents say."""
+        """Why it does not serve as the documents demand."""
         self.unstarted = ""
         """Why the last attempt to start it failed; empty if it did not."""
         self.summaries: dict[str, tuple[int, int, float, int]] = {}
@@ -178,7 +178,7 @@ class SharedTraffic:
         self._local = local
         self._clock = clock
         self._known: list[str] | None = None
-        """None before the first look: an earlier plane may have had more in service than this one has yet."""
+        """None before the first comparison: an earlier plane may have had more in service than this one has yet."""
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
         self._local.configure(plans)
@@ -231,7 +231,7 @@ class SharedTraffic:
     # Gateways
 
     def connected(self, one: LinkedGateway, send: Callable[[PlaneMessage], None]) -> None:
-        """Tell a gateway that has connected, and knows the documents in force, everything else."""
+        """Send the whole state to a gateway that has connected and knows the documents in force."""
         one.send = send
         one.lanes.clear()
         for deployment, instance in self.instances.in_service.values():
@@ -242,20 +242,20 @@ class SharedTraffic:
         self.peers.begin_again()
 
     def ended(self, one: LinkedGateway) -> None:
-        """Forget a gateway whose process has ended, and what it had in flight."""
+        """Remove a gateway whose process has ended, and its load."""
         self.group.ended(one)
         self.peers.gone(one.name)
         self.group.send(PeerEnded(one.name))
         self.instances.idle_at(one.name)
 
     def beat(self) -> None:
-        """Called every `SHARE_S`: tell gateways what this process has sent itself."""
+        """Called every `SHARE_S`: send this process's own load to gateways."""
         self.peers.expire()
         if self.group.members:
             self.group.send(PeerNews("", self.peers.news()))
 
     def handle(self, one: LinkedGateway, message: GatewayMessage) -> None:
-        """Take in what a gateway says about requests and instances."""
+        """Take in a gateway's report about requests and instances."""
         hooks = self.hooks
         match message:
             case LinkReport():
@@ -278,7 +278,7 @@ class SharedTraffic:
 
 
 class SharedInstances:
-    """`ServiceTable`: in service at every gateway, idle once all say so."""
+    """`ServiceTable`: in service at every gateway, idle once all confirm it."""
 
     def __init__(self, local: LocalTraffic, group: GatewayGroup, clock: Clock) -> None:
         self.in_service: dict[str, tuple[str, ExecutionInstance]] = {}
@@ -287,7 +287,7 @@ class SharedInstances:
         self._clock = clock
         self._idle_calls: dict[str, IdleCall] = {}
         self._notices: dict[str, UnavailabilityNotice] = {}
-        """Absences as last told."""
+        """Notices as last sent."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None:
         self._local.instances.admit(deployment, instance)
@@ -311,7 +311,7 @@ class SharedInstances:
         self._clock.call_soon(self.tell_unavailability)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        # Including gateways that are not connected: they may have requests on it, and are asked when they connect.
+        # Gateways that are not connected count too: they may have requests on it, and are asked when they connect.
         members = [one for one in self._group.members.values() if one.process]
         self._idle_calls[instance_id] = IdleCall(deployment, {"", *(one.name for one in members)}, call)
         for one in members:
@@ -320,7 +320,7 @@ class SharedInstances:
         self._local.instances.when_idle(deployment, instance_id, partial(self.idle_at, "", instance_id))
 
     def idle_at(self, gateway: str, instance_id: str | None = None) -> None:
-        """A gateway has no request on an instance any more; None: on any instance, because it has ended."""
+        """Note that a gateway has no request on an instance; None: on any instance, because the gateway has ended."""
         for name in [*self._idle_calls] if instance_id is None else [instance_id]:
             waiting = self._idle_calls.get(name)
             if waiting is not None:
@@ -329,7 +329,7 @@ class SharedInstances:
                     self._idle_calls.pop(name).call()
 
     def repeat_to(self, one: LinkedGateway) -> None:
-        """Repeat to a gateway that has connected what others were asked before, and why instances are missing."""
+        """Repeat open questions to a gateway that has connected, and why instances are missing."""
         for name, waiting in self._idle_calls.items():
             if one.send is not None and one.name in waiting.awaited:
                 one.send(AwaitIdle(waiting.deployment, name))
@@ -338,7 +338,7 @@ class SharedInstances:
                 one.send(notice)
 
     def tell_unavailability(self) -> None:
-        """Tell gateways why no instance takes requests, where that has changed."""
+        """Tell gateways why no instance takes requests, if that has changed."""
         why = self._local.hooks.unavailability
         if not self._group.members or why is None:
             return

@@ -18,20 +18,20 @@ from pointsman.runtimes.user_configs import UserConfigs
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What must be known about an instance to talk to it."""
+    """The facts about an instance that its requests need."""
 
     deployment: str
     model: str
-    """The server's name of the model."""
+    """The name by which the server knows the model."""
     engine: Engine
     endpoint: DesiredEndpoint | None = None
     """None if the plane starts its process."""
     key: str = ""
-    """Where to find its API key."""
+    """Where its API key is found."""
 
 
 class Directory:
-    """The adapter and the model of each instance, as of its start or first probe."""
+    """The adapter and the model of each instance, as of its start or its first probe."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -57,7 +57,7 @@ class Directory:
         plans: Mapping[str, DeploymentPlan],
         deployment_of: Callable[[str], str],
     ) -> Entry:
-        """A server that the plane did not start, with the model that is requested from it now."""
+        """A server that the plane did not start, with the model that is now requested from it."""
         known, deployment = self._entries.get(instance_id), deployment_of(instance_id)
         served = endpoint.served_model or plans[deployment].model
         if known is not None and (known.deployment, known.model, known.endpoint) == (deployment, served, endpoint):
@@ -78,9 +78,9 @@ class Evidence:
         self._load = load
         self._tell = tell
         self._seen: dict[str, tuple[float, int]] = {}
-        """By instance: the time of the last check, and how many requests were sent to it until then."""
+        """By instance: the time of the last check, and the number of requests sent to it before."""
         self._idle: set[str] = set()
-        """Instances whose controller knows that they are idle."""
+        """Instances that their controller knows to be idle."""
 
     def spares(self, instance_id: str, deployment: str, now: float) -> bool:
         """Whether no probe is needed, because a request was answered since the last call. Without any requests since
@@ -113,7 +113,7 @@ class Evidence:
 
 
 SOURCES = "POINTSMAN_SOURCES"
-"""The variable by which a replica gets code that its files do not have any more."""
+"""The environment variable with the code that a replica's files no longer have."""
 
 
 class LoadedCode:

@@ -5,7 +5,7 @@
 
 A runtime starts, signals and watches processes on workers, chooses ports there, hands over files and shared memory,
 reads logs, and reports workers and their loss. Nothing above it assumes that a worker is this machine. Every method is
-called on the thread of the plane's event loop. Methods that are not `async` return at once: what comes of them is told
+called on the thread of the plane's event loop. Methods that are not `async` return at once: their results are reported
 later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
 """
 
@@ -52,7 +52,7 @@ class Clock(Protocol):
         ...
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> Timer:
-        """Call once, as soon as the current event is over."""
+        """Call it once, as soon as the current event is over."""
         ...
 
 
@@ -63,7 +63,7 @@ class BackgroundTasks(Protocol):
     """
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
-        """Run a coroutine that never returns until it is cancelled here. If it ends, start it again after a pause."""
+        """Run a coroutine that returns only when it is cancelled here. If it ends, start it again after a pause."""
         ...
 
     def complete(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
@@ -75,11 +75,11 @@ class BackgroundTasks(Protocol):
         ...
 
     def attempt(self, name: str, call: Callable[..., None], *args: Any, retry_s: float | None = None) -> None:
-        """Make a call now. What it raises is reported, not raised."""
+        """Make a call now. An exception is reported, and not raised."""
         ...
 
     def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
-        """Report a failure. `retry_s`: when the work is tried again; None if it goes on by itself."""
+        """Report a failure. `retry_s`: when the work is tried again; None if it continues by itself."""
         ...
 
     def problems(self) -> list[str]:
@@ -87,7 +87,7 @@ class BackgroundTasks(Protocol):
         ...
 
     def failures(self) -> Mapping[str, int]:
-        """How often each task has failed, by name."""
+        """Number of failures of each task, by name."""
         ...
 
 
@@ -95,7 +95,7 @@ class BackgroundTasks(Protocol):
 
 
 class CannotStart(PointsmanError):
-    """An instance cannot be started, however often one tries."""
+    """An instance cannot be started, in this try or a later one."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -112,7 +112,7 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None
     """None: anywhere."""
     worker: str = ""
-    """The worker to run on, if it needs no place; empty: any."""
+    """The worker to run on, if it needs no place; empty: any worker."""
     folder: str
     """Working directory, if it exists on the worker."""
     launch: Callable[[str, int], LaunchSpec]
@@ -131,10 +131,10 @@ class Activity(NamedTuple):
     """Requests of an instance in service."""
 
     requests: int
-    """Requests sent to it in total."""
+    """Total number of requests sent to it."""
     in_flight: int
     worked_at: float
-    """When it last answered one; -inf: never."""
+    """When it last answered a request; -inf: never."""
 
 
 class LoadTable(Protocol):
@@ -222,7 +222,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
-        """Ask a process and its children to end, or end them. Told: `Exited`, even if there is no such process."""
+        """Ask a process and its children to end, or kill them. `Exited` follows even if there is no such process."""
         ...
 
     def address(self, instance_id: str) -> Address | None:
@@ -241,7 +241,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """What does not work now, and what to do about it, for `status`."""
+        """Present problems, and what to do about them, for `status`."""
         ...
 
     def unsaved(self) -> Unsaved: ...
@@ -251,7 +251,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     async def close(self) -> None:
-        """End every process that was started or adopted, and release the state. Nothing is told after that."""
+        """End every process that was started or adopted, and release the state. Nothing is reported after that."""
         ...
 
 
@@ -264,7 +264,7 @@ class AdminListener(Protocol):
         ...
 
     def dial(self) -> Transport:
-        """A client of the listener."""
+        """The protocol for a client of the listener."""
         ...
 
     def close(self) -> None: ...
@@ -275,7 +275,7 @@ class ReplicaAccess(Protocol):
 
     @property
     def secret(self) -> str:
-        """A secret that only the gateway and replicas know."""
+        """A secret that only the gateway and replicas have."""
         ...
 
     @property
@@ -290,7 +290,7 @@ class SharedMemory(Protocol):
     """Large values that replicas of one worker pass to each other by name."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Free these values. Names that are gone are ignored."""
+        """Free these values. Unknown names are ignored."""
         ...
 
     def remove_older_than(self, age_s: float) -> None:
@@ -304,7 +304,7 @@ class Probes(Protocol):
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, limit_s: float
     ) -> None:
-        """Probe now. Told in time: `Answered`, `Silent` or `ProbeNotMade`, unless a later probe replaces this one."""
+        """Probe now. The result is `Answered`, `Silent` or `ProbeNotMade`, unless a later probe replaces this one."""
         ...
 
     def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:

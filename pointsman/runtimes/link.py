@@ -23,9 +23,9 @@ from pointsman.runtimes.serving import Ending
 from pointsman.types import ExecutionInstance
 
 SHARE_S = 0.1
-"""How often a gateway reports what has changed."""
+"""Interval of reports about changes."""
 BEAT_S = 1.0
-"""How often it reports if nothing has."""
+"""Interval of reports without changes."""
 MAX_FRAME = 64 * 1024 * 1024
 
 
@@ -44,18 +44,18 @@ class UseDocuments(LinkMessage, frozen=True):
     listen: str
     grpc_listen: str
     processes: int
-    """Number of gateways that share the limits."""
+    """Number of gateways among which the limits are divided."""
 
 
 class InstanceReady(LinkMessage, frozen=True):
-    """An instance takes requests, or something about it has changed."""
+    """An instance takes requests, or one of its properties has changed."""
 
     deployment: str
     instance: ExecutionInstance
 
 
 class InstanceGone(LinkMessage, frozen=True):
-    """An instance is gone: its requests are sent elsewhere."""
+    """An instance is gone: its requests are sent to other instances."""
 
     deployment: str
     instance_id: str
@@ -63,13 +63,13 @@ class InstanceGone(LinkMessage, frozen=True):
 
 
 class KnownInstances(LinkMessage, frozen=True):
-    """All instances of the plane, including those that are not in service (yet). Others are gone."""
+    """All instances of the plane, including those that are not in service (yet). All others are gone."""
 
     instance_ids: list[str]
 
 
 class AwaitIdle(LinkMessage, frozen=True):
-    """Say `BecameIdle` as soon as no request is in flight on an instance."""
+    """Send `BecameIdle` as soon as no request is in flight on an instance."""
 
     deployment: str
     instance_id: str
@@ -80,7 +80,7 @@ class EngineMetrics(LinkMessage, frozen=True):
     instance_id: str
     metrics: Metrics
     text: str | None
-    """What the metrics were read from, if extractors want it."""
+    """The text from which the metrics were read, if extractors need it."""
 
 
 class RestInstance(LinkMessage, frozen=True):
@@ -116,9 +116,9 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
     give: tuple[float, float, float]
     take: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """To be returned, unless it is used or reserved."""
+    """Amounts to return, unless they are used or reserved."""
     period_left_s: float | None = None
-    """Seconds until the budget is renewed, if it is spent; else None."""
+    """Seconds until the budget is renewed, if it is used up; else None."""
 
 
 class Grants(LinkMessage, frozen=True):
@@ -160,9 +160,9 @@ class TenantUse(msgspec.Struct, frozen=True, array_like=True):
     used: tuple[float, float, float]
     returned: tuple[float, float, float]
     needed: tuple[float, float, float]
-    """Needed by the largest request that was refused because too little was left."""
+    """Amounts that the largest request lacked that was refused because too little was left."""
     held: tuple[float, float, float]
-    """Granted and not used."""
+    """Amounts that are granted and not used."""
     in_flight: int = 0
     reserved: tuple[float, float] = (0.0, 0.0)
     """Reserved tokens and cost."""
@@ -174,11 +174,11 @@ class Joining(LinkMessage, frozen=True):
     gateway: str
     tenants: dict[str, TenantUse]
     url: str = ""
-    """Where it listens; empty if it does not yet."""
+    """The address at which it listens; empty if it does not yet."""
 
 
 class InstanceLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What one gateway has sent to an instance, and learned about it."""
+    """The load that one gateway has on an instance, and what it has learned about it."""
 
     requests: int
     in_flight: int
@@ -199,10 +199,10 @@ class LaneLoad(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinkReport(LinkMessage, frozen=True):
-    """What has changed at a gateway."""
+    """The changes at a gateway."""
 
     now: float
-    """By the clock of the gateway."""
+    """The time on the clock of the gateway."""
     lanes: dict[str, LaneLoad]
     endings: dict[str, list[Ending]]
     news: dict[str, News]
@@ -210,15 +210,15 @@ class LinkReport(LinkMessage, frozen=True):
     connections: int = 0
     in_flight: int = 0
     requests: int = 0
-    """Requests that were answered in total."""
+    """Total number of requests that were answered."""
     problems: list[str] | None = None
-    """None: as before."""
+    """The new values; None: unchanged."""
     summaries: dict[str, tuple[int, int, float, int]] | None = None
     """By deployment: answered requests, errors, total seconds of ended requests, and their number; None: as before."""
 
 
 class Listens(LinkMessage, frozen=True):
-    """Whether it accepts requests as the last documents say, or why it cannot."""
+    """Whether it accepts requests as the last documents demand, or why it cannot."""
 
     url: str
     grpc: str = ""
@@ -259,11 +259,11 @@ class RecordLines(LinkMessage, frozen=True):
 class InquiryAnswer(LinkMessage, frozen=True):
     number: int
     body: bytes
-    """JSON."""
+    """A record as JSON."""
 
 
 class Stopped(LinkMessage, frozen=True):
-    """The last message: how many requests were cut off."""
+    """The last message: the number of requests that were cut off."""
 
     cut_off: int
 

@@ -1,7 +1,7 @@
-"""The gateway's end of its link to a plane in another process, and the news that both ends have for each other.
+"""The gateway's end of its link to a plane in another process, and the messages between dispatchers at both ends.
 
-Enters: messages of the plane. Leaves: lanes that follow it, and reports. The one rule: a gateway serves by what it last
-knew. It keeps everything when its plane is gone, and the next plane goes on from there.
+Enters: messages of the plane. Leaves: lanes that follow it, and reports. The one rule: a gateway serves with the last
+known state. It keeps everything when its plane is gone, and the next plane continues from there.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,16 +43,16 @@ from pointsman.runtimes.traffic import Lane, Traffic, refuse_stranded
 
 
 class LaneNews:
-    """What the lanes of one process tell those of others, and hear from them."""
+    """The load and the learned facts that the lanes of one process exchange with those of others."""
 
     def __init__(self, traffic: Traffic, clock: Clock) -> None:
         self._traffic = traffic
         self._clock = clock
         self._peers: dict[str, tuple[Lane, Peers]] = {}
-        """By deployment."""
+        """Lanes and their peers, by deployment."""
 
     def news(self) -> dict[str, News]:
-        """What has changed since the last call, by deployment."""
+        """The changes since the last call, by deployment."""
         now = self._clock.now()
         told = {name: peers.news(now) for name, peers in self._each()}
         return {name: news for name, news in told.items() if news}
@@ -70,7 +70,7 @@ class LaneNews:
             peers.expire(self._clock.now())
 
     def begin_again(self) -> None:
-        """Start over with others that know nothing."""
+        """Start over with peers that have no earlier messages."""
         for _, peers in self._each():
             peers.begin_again()
 
@@ -109,7 +109,7 @@ class LinkedTraffic:
         hooks.unavailability = lambda name, _: self._notices.get(name, NOT_HEARD)
 
     def connected(self) -> None:
-        """A plane has connected, perhaps a new one."""
+        """Handle the connection of a plane, perhaps of a new one."""
         for lane in self.traffic.all_lanes():
             self._unconfirmed |= {str(endpoint): lane.name for endpoint in lane.dispatcher.fleet.roster}
         self._told.clear()
@@ -124,7 +124,7 @@ class LinkedTraffic:
         self._endings.setdefault(deployment, []).append(Ending.of(record))
 
     def report(self) -> tuple[dict[str, LaneLoad], dict[str, list[Ending]], dict[str, News]]:
-        """Changes since the last call: load, requests that ended, and news for others."""
+        """Changes since the last call: load, requests that ended, and messages for peers."""
         self.peers.expire()
         current = {lane.name: _lane_load(lane) for lane in self.traffic.all_lanes()}
         changed = {name: load for name, load in current.items() if self._told.get(name) != load}
@@ -134,7 +134,7 @@ class LinkedTraffic:
         return changed, endings, self.peers.news()
 
     def handle(self, message: PlaneMessage) -> None:
-        """Follow a message about instances, or about other gateways."""
+        """Carry out a message about instances, or about other gateways."""
         match message:
             case InstanceReady():
                 self._in_service(message)
@@ -163,7 +163,7 @@ class LinkedTraffic:
         instance, deployment = message.instance, message.deployment
         self._unconfirmed.pop(instance.instance_id, None)
         if not self._knows(deployment):
-            return  # its documents did not load here, which was reported
+            return  # its documents could not be loaded here, which was reported
         lane = next(one for one in self.traffic.all_lanes() if one.name == deployment)
         if instance.instance_id in lane.dispatcher.fleet:
             self.traffic.update(deployment, instance)

@@ -32,7 +32,7 @@ from pointsman.scaling.deployment import scaling_summary
 from pointsman.scaling.records import ScalingRecord
 
 LOOK_S = 1.0
-"""How often endpoints files, and workers that lack room, are checked."""
+"""Interval of checks of endpoints files, and of workers that lack room."""
 OVERTIME_S = 5.0
 """Instances that have not stopped this long after their time limits are ended by the runtime."""
 
@@ -82,9 +82,9 @@ class Plane:
         """Set when no instance is left."""
         self._looking: Timer | None = None
         self._changes = 0
-        """Changes of instances that were announced."""
+        """Changes of instances that were already announced."""
         self._kept: tuple[int, PointsmanPlan] | None = None
-        """The changes and the plan of the last look that dropped what nothing needs any more."""
+        """The changes and the plan as of the last removal of what is no longer needed."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
         self.beginning = FirstDocuments(self.control.controller, self.documents)
@@ -150,12 +150,12 @@ class Plane:
         try:
             self.scaling.close()
             self._empty.clear()
-            overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime ends the rest
+            overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime stops the others
             self.control.tell(control.PlaneStopping())
             await self._empty.wait()
             overtime.cancel()
             self.instances.user_configs.close()
-        finally:  # whatever fails, no process must be left
+        finally:  # even after an error, no process may be left
             await self.runtime.close()
             self.control.stop_timer()
             self._is_running = False
@@ -262,7 +262,7 @@ def _note_target(events: EventLog, record: ScalingRecord) -> None:
 
 
 def _stir(runtime: Runtime, loop: ControlLoop, instance_id: str) -> None:
-    """An idle instance was sent a request. Its probes are told soon, because the sender is still at work."""
+    """Handle a request to an idle instance. Its probes are reported later, because the sender is still running."""
     loop.tell_soon(control.GotRequest(instance_id))
     runtime.clock.call_soon(runtime.probes.stir, instance_id)
 
@@ -280,7 +280,7 @@ class FirstDocuments:
         self._first = self._documents.revision
 
     def changed(self) -> None:
-        """Something has changed about instances."""
+        """Announce a change of instances."""
         if self._first is not None and any(one.in_service for one in self._controller.instances()):
             self._first = None
 

@@ -47,7 +47,7 @@ class PolicyRunner:
         def work() -> None:
             try:
                 result: object = call()
-            except BaseException as error:  # SystemExit and the like must only end this thread
+            except BaseException as error:  # SystemExit and the like must end only this thread
                 result = error
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answered, result)

@@ -22,26 +22,26 @@ TASK = "scrapes"
 SCRAPE_TIMEOUT = 4.0
 """Timeout of a scrape, as a multiple of the scrape interval."""
 TICK = 0.2
-"""Share of the scrape interval. Scrapes are made at multiples of it, to wake up once for several."""
+"""Share of the scrape interval: scrapes are made at multiples of it, so that several share a wake-up."""
 BUSY_SCRAPES = 4
 """Number of scrapes of an idle instance before it is scraped less often."""
 IDLE_SCRAPE_S = 4.0
-"""The longest interval of scrapes of an idle instance, if there are few."""
+"""The longest scrape interval of an idle instance, if there are few."""
 IDLE_SCRAPES_PER_S = 25.0
 """Maximum scrapes of all idle instances together: the more there are, the less often each is scraped."""
 AT_ONCE = 16
-"""Exchanges that are begun at once before other work gets a turn."""
+"""Exchanges that are begun at once, before other work continues."""
 TURN_S = 0.005
 BUFFERED_BYTES = 4 * 1024 * 1024
 LATELY_S = 60.0
-"""A probe that could not be made is a problem for this long, unless a later one is made."""
+"""How long a probe that could not be made is a problem, unless a later one is made."""
 
 
 class ScrapeTurn(msgspec.Struct):
-    """When an instance is scraped."""
+    """The scrape schedule of an instance."""
 
     quiet: int = 0
-    """Scrapes in a row that found it idle."""
+    """Consecutive scrapes that found it idle."""
     begun_at: float = 0.0
     """When the last scrape began."""
     gap_s: float = 0.0
@@ -51,7 +51,7 @@ class ScrapeTurn(msgspec.Struct):
 
 
 class ScrapeSchedule:
-    """When instances are scraped: at each interval if they are busy, else less and less often.
+    """The scrape schedule: at each interval for busy instances, less and less often for idle ones.
 
     The interval of idle ones grows with their number, so that all of them together are scraped at a bounded rate.
     """
@@ -86,7 +86,7 @@ class ScrapeSchedule:
         return taken
 
     def ended(self, instance_id: str, now: float, *, is_idle: bool) -> float:
-        """End a scrape. Returns the interval until the next."""
+        """Note the end of a scrape. Returns the interval until the next."""
         turn = self._turns.get(instance_id)
         if turn is None:
             return self._interval_s
@@ -97,7 +97,7 @@ class ScrapeSchedule:
         due_s = turn.gap_s
         if before_s < longest_s == due_s:  # instances that went idle together are not scraped together
             due_s = self._interval_s + (longest_s - self._interval_s) * spread(instance_id)
-        self._due.put(instance_id, max(turn.begun_at + due_s, now), instance_id)  # missed ones are not made up for
+        self._due.put(instance_id, max(turn.begun_at + due_s, now), instance_id)  # missed scrapes are skipped
         return due_s
 
     def stir(self, instance_id: str, now: float) -> None:
@@ -116,7 +116,7 @@ class Exchanges:
         self._clock = clock
         self._tasks = tasks
         self._left = AT_ONCE
-        """Exchanges that may still begin in this turn."""
+        """Exchanges that may still begin in this turn of the loop."""
         self._waiting: deque[Question] = deque()
         self._timer: Timer | None = None
 
@@ -167,7 +167,7 @@ class Question:
             )
         except NoResponse as error:
             self._done(error)
-        except Exception as error:  # each exchange has one reply
+        except Exception as error:  # each exchange has exactly one reply
             self._done(NoResponse(f"{type(error).__name__}: {error}", local=local_cause(error) or "plane"))
 
     def cancel(self) -> None:
@@ -184,19 +184,19 @@ class Followed:
         self.requests = 0
         """Requests that were sent to it before its last scrape."""
         self.failures = 0
-        """Failed scrapes in a row."""
+        """Consecutive failed scrapes."""
         self.why = ""
         """Why the last scrape failed."""
         self.question: Question | None = None
-        """The current scrape."""
+        """The scrape in progress."""
 
     def read(self, reply: Reply) -> tuple[Metrics, Samples] | None:
-        """The metrics in a reply; None if there are none, which is counted."""
+        """The metrics in a reply; None if there are none, which counts as a failure."""
         try:
             found = self._read(reply)
         except NoResponse as error:
             self.failures, self.why = self.failures + 1, str(error)
-        except Exception as error:  # an adapter of the user's own
+        except Exception as error:  # a user's own adapter
             self.failures, self.why = self.failures + 1, f"{type(error).__name__}: {error}"
         else:
             self.failures, self.why = 0, ""
@@ -315,11 +315,11 @@ class HttpProbes:
         self.follow, self.stir = self._scrapes.follow, self._scrapes.stir
         self._probes: dict[str, Question] = {}
         self._unmade: dict[str, tuple[NoResponse, float]] = {}
-        """Why the last probe of an instance could not be made, and when that was."""
+        """Why the last probe of an instance could not be made, and when."""
         self.is_out_of_reach: Callable[[str], bool] = lambda _: False
-        """Whether an answer of an instance counts for nothing now, because its worker is cut off."""
+        """Whether answers of an instance are ignored now, because its worker is cut off."""
         self._held: dict[str, Answered] = {}
-        """Answers that counted for nothing when they came."""
+        """Answers that were ignored when they came."""
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
@@ -356,7 +356,7 @@ class HttpProbes:
             self._tell(Answered(instance_id, readiness))
 
     def back_in_reach(self) -> None:
-        """A worker answers again: what its instances have answered counts."""
+        """Handle a worker that answers again: the answers of its instances count."""
         for instance_id in [one for one in self._held if not self.is_out_of_reach(one)]:
             self._tell(self._held.pop(instance_id))
 

@@ -29,14 +29,14 @@ MAX_S = 7 * 86400.0
 
 
 class PromotionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A candidate to bring into force if it proves itself."""
+    """A candidate that comes into force if it is better."""
 
     candidate: str
     deployment: str = ""
-    """Empty: the only one that has this candidate."""
+    """Empty: the only deployment that has this candidate."""
     condition: str = CONDITION
     canary: float = 0.1
-    """The share of requests that it decides about meanwhile."""
+    """The share of requests that it decides about during the promotion."""
     for_s: float = 600.0
 
 
@@ -73,7 +73,7 @@ class Promotions:
                 f'"{running[0].candidate}" is being promoted in "{plan.name}" already; wait for it, or end it with: '
                 f"{command('promote', running[0].candidate, '--stop')}"
             )
-        # The text of the manifest must allow the change; better to find out now than at the end.
+        # The text of the manifest must allow the change; find out now rather than at the end.
         self._promoted_text(plan, candidate)
         run = self._name()
         began = self._clock.now()
@@ -139,7 +139,7 @@ class Promotions:
         try:
             await self._lease(msgspec.structs.replace(lease, share=0.0))
         except PointsmanError:
-            return  # its candidate is gone, and the canary with it
+            return  # its candidate is gone, and so is the canary
 
     async def _promote(self, one: Promotion, plan: DeploymentPlan, candidate: CandidatePlan, why: Reason) -> None:
         manifest = self._documents.revision.manifest

@@ -35,7 +35,7 @@ LISTENER = "recording"
 
 
 class RecordedLine(msgspec.Struct, omit_defaults=True):
-    """One request, as it is written."""
+    """One request, as it is written to the recording."""
 
     timestamp: int
     """Milliseconds since the recording began."""
@@ -54,7 +54,7 @@ class RecordingLease(msgspec.Struct, frozen=True):
 
     id: str
     salt: str
-    """Hex digits. No recording contains it, so that hashes cannot be compared with those of known texts."""
+    """Hex digits. No recording contains the salt, so that hashes cannot be compared with those of known texts."""
     began: float
     """When it began, on the clock of gateways."""
     model: str = ""
@@ -63,7 +63,7 @@ class RecordingLease(msgspec.Struct, frozen=True):
 
 
 class RecordedPart(msgspec.Struct):
-    """What was recorded since it was last read, at one gateway."""
+    """The lines of one gateway that were not read yet."""
 
     lines: list[RecordedLine] = []
     left_out: int = 0
@@ -99,7 +99,7 @@ def opaque(name: str, salt: bytes) -> str:
 
 
 class Recorder:
-    """Records the lanes of one process, while it is read."""
+    """Records the lanes of one process while the recording is read."""
 
     def __init__(self, traffic: "Traffic", clock: Clock) -> None:
         self._traffic = traffic
@@ -123,7 +123,7 @@ class Recorder:
         if lease.stop:
             self._end()
         else:
-            self._watch()  # also lanes that were opened since
+            self._watch()  # this includes lanes that were opened since
             self._timer = self._clock.call_at(self._clock.now() + LEASE_S, self._end)
         part, self._part = self._part, RecordedPart()
         part.lines = list(self._lines)

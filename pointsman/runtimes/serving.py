@@ -1,6 +1,6 @@
 """What a plane needs from its traffic, whatever carries it: dispatchers in this process, or in gateways elsewhere too.
 
-Enters: plans, instances and metrics. Leaves: what requests show about instances, and how many there are. The one rule:
+Enters: plans, instances and metrics. Leaves: what requests show about instances, and numbers of requests. The one rule:
 an instance is idle only if no request is in flight on it, wherever it was sent from.
 """
 
@@ -20,7 +20,7 @@ from pointsman.types import ExecutionInstance
 
 
 class ServiceTable(Protocol):
-    """Where requests go: lanes of traffic, or only a list of instances in service."""
+    """Where requests are sent: lanes of traffic, or only a list of instances in service."""
 
     def admit(self, deployment: str, instance: ExecutionInstance) -> None: ...
 
@@ -29,23 +29,23 @@ class ServiceTable(Protocol):
     def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None: ...
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Call once, as soon as no request is in flight on an instance; never within this call."""
+        """Make a call once, as soon as no request is in flight on an instance; never within this one."""
         ...
 
 
 class RequestCounts(NamedTuple):
-    """The requests of a deployment."""
+    """The requests of a deployment, in numbers."""
 
     running: int = 0
     waiting: int = 0
     arrived: int = 0
-    """Requests that arrived in total."""
+    """Total number of requests that have arrived."""
     kv_usage: float | None = None
     """Mean share in use of the KV caches of its instances; None if unknown."""
 
 
 class Ending(NamedTuple):
-    """A request that has ended, as scaling measures it. None: unknown, or it was refused."""
+    """A request that has ended, as scaling measures it. None: unknown, or the request was refused."""
 
     latency_ms: float | None = None
     ttft_ms: float | None = None
@@ -55,7 +55,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "Ending":
-        """The ending of a request. One that was refused counts for deadlines only."""
+        """The measurements of an ended request. A refused one counts for deadlines only."""
         if record.ended_at is None or record.refusal is not None:
             return cls(met_slo=record.met_deadline)
         latency_s = record.ended_at - record.arrived_at
@@ -71,7 +71,7 @@ class Ending(NamedTuple):
 
 
 class Demand(Protocol):
-    """The requests of deployments, as scaling sees them."""
+    """The requests of deployments, as scaling measures them."""
 
     def counts(self, deployment: str) -> RequestCounts: ...
 
@@ -80,7 +80,7 @@ class Demand(Protocol):
         ...
 
     def expect(self, deployment: str, start_up_s: float | None) -> None:
-        """How long an instance takes to start; None if unknown."""
+        """Set how long an instance takes to start; None if unknown."""
         ...
 
     def used(self) -> set[str]:
@@ -112,12 +112,12 @@ class PlaneTraffic(Protocol):
         ...
 
     def look(self, instance_ids: Iterable[str]) -> None:
-        """Refuse requests that wait in vain; called every second. `instance_ids`: those that the plane knows, ready or
-        not."""
+        """Refuse requests for which no instance is expected; called every second. `instance_ids`: the instances that
+        the plane knows, ready or not."""
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:
-        """The requests of a deployment, as plain data; None if nothing of it is in service."""
+        """The requests of a deployment, as plain data; None if no instance of it is in service."""
         ...
 
     def warmth(self) -> dict[str, float]:

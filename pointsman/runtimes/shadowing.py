@@ -32,7 +32,7 @@ class CanaryLease(msgspec.Struct, frozen=True):
     """A share of the requests of a deployment that a candidate decides about."""
 
     run: str
-    """The promotion that it belongs to."""
+    """The id of its promotion."""
     deployment: str
     candidate: str
     share: float
@@ -61,7 +61,7 @@ class Shadows:
         """Timers of leases, by deployment."""
 
     def counts(self, deployment: str) -> ShadowCounts | None:
-        """What the shadow of a lane has seen; None if it has none."""
+        """The counts of a lane's shadow; None if it has none."""
         watcher = self._watcher(deployment)
         return None if watcher is None else watcher.shadow.told()
 

@@ -16,7 +16,7 @@ class StoredManifest(msgspec.Struct, frozen=True):
     at: float
     """When it came into force; Unix time."""
     summary: str
-    """What it changed, on one line."""
+    """A summary of its changes, on one line."""
     restores: int | None
     """The generation that it brought back, if it is a rollback."""
     document: ManifestText
@@ -35,7 +35,7 @@ class SourceStore(Protocol):
         ...
 
     def of(self, document: ManifestText) -> str | None:
-        """As it was saved; None if it was not."""
+        """The sources as they were saved; None if they were not."""
         ...
 
 
@@ -101,7 +101,7 @@ class TargetStore(Protocol):
         ...
 
     def scaling_records(self, name: str) -> list[str]:
-        """Why its target changed, newest last."""
+        """The records of changes of its target, newest last."""
         ...
 
     def note_scaling(self, name: str, record: str) -> None: ...

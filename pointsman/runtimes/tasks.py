@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 FIRST_RETRY_S = 0.1
-"""Pause after the first failure; doubled after each further one."""
+"""Pause after the first failure; it doubles with each further one."""
 MAX_RETRY_S = 5.0
 CALM_S = 30.0
 """A task that has run for this long without failing starts again with the first pause."""
@@ -43,7 +43,7 @@ class TaskFailures:
         """Why the last one failed."""
         self.at = 0.0
         self.retry_at: float | None = None
-        """When it is tried again; None if it goes on by itself."""
+        """When it is tried again; None if it continues by itself."""
 
     def problem(self, name: str, now: float) -> str:
         times = "once" if self.count == 1 else f"{self.count} times"

@@ -1,4 +1,4 @@
-"""User configs of replicas: which each of them has, and what those say that refuse theirs."""
+"""User configs of replicas: which config each of them has, and the errors of those that refuse theirs."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class ConfiguredReplica(msgspec.Struct):
 
 
 MAX_REFUSAL = 500
-"""Characters of what a replica says of a config that it refuses."""
+"""Maximum characters of a replica's error about a config that it refuses."""
 
 
 class UserConfigs:
@@ -72,7 +72,7 @@ class UserConfigs:
         return [replica.problem for replica in self._replicas.values() if replica.problem]
 
     def status_of(self, deployment: str) -> dict[str, Any]:
-        """How many replicas have yet to take their config, and what those say that refused it; empty if none."""
+        """How many replicas do not have their config yet, and the errors of those that refused it; empty if none."""
         mine = [(name, one) for name, one in self._replicas.items() if one.deployment == deployment]
         awaited = sum(name in self._sending for name, _ in mine)
         refused = [one.problem for _, one in mine if one.problem]
@@ -108,7 +108,7 @@ class UserConfigs:
             refused = f"{instance_id} refused its user config: {shown(why, MAX_REFUSAL)}"
             replica.problem = "" if answer.status < 300 else refused
         finally:
-            if self._sending.get(instance_id) is asyncio.current_task():  # otherwise it was forgotten meanwhile
+            if self._sending.get(instance_id) is asyncio.current_task():  # otherwise the replica was removed meanwhile
                 del self._sending[instance_id]
         if replica.config == config:  # another config may be in force by now
             self._update(instance_id, replica)

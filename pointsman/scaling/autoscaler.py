@@ -37,7 +37,7 @@ class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
     follows: str = ""
     """The deployment whose number of replicas it copies: the first shard of its node."""
     external: bool = False
-    """Whether it has no engine, only servers that others start."""
+    """Whether it has no engine, only servers that the plane does not start."""
 
 
 class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class ActivePolicy:
     def is_due(self, now: float) -> bool:
         if self.running:
             return False
-        # A clock that was set back must not delay the call by more than its interval.
+        # A clock that was set back must delay the call by at most its interval.
         return self.due_at is None or not 0 < self.due_at - now <= self.plan.plan.limits.interval_s
 
     def begin(self) -> None:
@@ -143,7 +143,7 @@ class Autoscaler:
             if name not in self.deployments:
                 known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
                 if name in begin:
-                    known = SavedDeployment()  # from an earlier time, if there is any
+                    known = SavedDeployment()  # an earlier value, if there is one
                 made = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)), begin.get(name))
                 self.deployments[name] = made
             one = self.deployments[name]

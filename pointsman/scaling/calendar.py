@@ -16,7 +16,7 @@ def zone_of(name: str) -> tzinfo:
             return timezone(east if offset[1] == "+" else -east)
         if name == "UTC":
             return UTC
-        from zoneinfo import ZoneInfo  # imported here, as it takes memory that most schedules do not need
+        from zoneinfo import ZoneInfo  # imported here: it takes memory that most schedules do not need
 
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):  # LookupError: the zone is unknown, or the system has no zone data

@@ -47,7 +47,7 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observations:
-    """What is known about one deployment: its replicas, its load, and measurements over time."""
+    """The known facts about one deployment: its replicas, its load, and measurements over time."""
 
     def __init__(self, plan: ScalingPlan, saved: Mapping[str, Any], used_at: float) -> None:
         self.replicas = ReplicaCounts()
@@ -106,7 +106,7 @@ class SavedDeployment(msgspec.Struct, kw_only=True):
     """What survives a restart: plain data."""
 
     recipe: str = ""
-    """The recipe of the policy, because another policy must not get its state."""
+    """The recipe of the policy: another policy must not get its state."""
     guard: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     changes: int = 0
@@ -149,7 +149,7 @@ class ScaledDeployment:
         self.refuses = False
         """Whether its policy refuses replicas that it would need, for example because the budget is spent."""
         self._gave_way = saved.gave_way
-        """Whether it made room for another deployment, and stays at 0 until a request comes."""
+        """Whether it was evicted for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
         if saved.recipe != deciding.recipe:
             self.guard.policy_state = {}
@@ -266,7 +266,7 @@ def _measurements(plan: ScalingPlan, saved: Mapping[str, Any]) -> Measurements:
     windows = windows_of([plan.policy])
     try:
         return Measurements(windows, saved=saved)
-    except (msgspec.MsgspecError, TypeError):  # saved by another version: it will be measured again
+    except (msgspec.MsgspecError, TypeError):  # another version has saved it: it will be measured again
         return Measurements(windows)
 
 

@@ -20,7 +20,7 @@ from pointsman.scaling.records import ReportThrottle, ScalingRecord
 
 
 class Wanted(msgspec.Struct):
-    """A number of replicas, and the time until which it was wanted."""
+    """A desired number of replicas, and the time until which it was desired."""
 
     replicas: int
     until: float
@@ -38,7 +38,7 @@ class Stabilization(msgspec.Struct):
     rising: list[Wanted] = []
 
     def add(self, now: float, wanted: int, before: int) -> None:
-        """Add the number that is wanted from now on. `before` counts for the time before the first one."""
+        """Add the number that is desired from now on. `before` counts for the time before the first one."""
         last = before if self.last is None else self.last
         for entries in (self.falling, self.rising):
             for entry in entries:
@@ -153,7 +153,7 @@ MAX_CUSTOM_METRICS = 10
 
 
 class Override(msgspec.Struct, frozen=True):
-    """A target that an operator set, which replaces the policy until it ends."""
+    """A target that an operator has set; it replaces the policy until it ends."""
 
     replicas: int
     by: str
@@ -175,7 +175,7 @@ class Cap(msgspec.Struct, frozen=True):
     replicas: int
     reason: Reason
     replaces: bool = False
-    """Whether the reason replaces the policy's."""
+    """Whether this reason replaces that of the policy."""
 
 
 class GuardState(msgspec.Struct, kw_only=True):

@@ -75,7 +75,7 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def as_json(self) -> str:
-        """As it is saved."""
+        """The record in the form in which it is saved."""
         return msgspec.json.encode(self).decode()
 
 

@@ -1,4 +1,4 @@
-"""Why: everything that one cycle considered, as data and as JSON. `render/text.py` makes a table of it.
+"""Everything that one cycle considered, as data and as JSON. `render/text.py` makes a table of it.
 
 A trace only collects references while the cycle runs; reasons are made when it is read.
 """

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 class Seat(Lease):
-    """A job that runs, and its blocks."""
+    """A running job and its blocks."""
 
     __slots__ = ("computed", "since", "target")
 
@@ -72,14 +72,14 @@ class ContinuousBatching:
         self._seats: dict[Job, Seat] = {}
         """Running jobs, in the order of admission."""
         self._writing = 0
-        """How many running jobs write."""
+        """Number of running jobs that write."""
         self._context = 0
         """Tokens in the caches of writing jobs."""
         self._step = 0
         self._blocks_due = [0] * limits.block_size
         """By step number modulo block size: how many writing jobs need a new block in that step."""
         self._any_due = bytearray(limits.block_size)
-        """1 where that is not 0."""
+        """1 where `_blocks_due` is not 0."""
         self._last_steps: dict[int, list[Job]] = {}
         """Step -> jobs that write their last token in it."""
         self._ends: list[int] = []
@@ -147,7 +147,7 @@ class ContinuousBatching:
         return self._end_of(done) if done < self._steps else ends_at
 
     def _state_after(self, done: int) -> tuple[int, int, int]:
-        """What is reported when so many steps of this stretch have ended, at least one and not all."""
+        """The reports after this many steps of the stretch, at least one and not all."""
         return len(self._seats), self._left_waiting, self.cache.used + self._growth(self._step + 1, done - 1)
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
@@ -169,7 +169,7 @@ class ContinuousBatching:
         if self.ends_at is None:
             self._begin(now)
         elif self._steps > 1:
-            # The step that is on ends the stretch: the job joins the next one, or is seen to wait.
+            # The current step ends the stretch: the job joins the next one, or shows as waiting.
             self._steps = self._steps_done(now) + 1
             self.ends_at = self._end_of(self._steps)
 
@@ -432,7 +432,7 @@ class ContinuousBatching:
         self.counts.preemptions += 1
 
     def _leave(self, job: Job) -> None:
-        """Take a job's seat away; `generated` says how far it got."""
+        """Take a job's seat away; `generated` is its number of tokens so far."""
         seat = self._seats[job]
         if seat.since < 0:
             if self._partial is job:

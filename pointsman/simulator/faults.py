@@ -41,7 +41,7 @@ class Fault:
         self.fields = dict(fields)
 
     def strikes(self, place: str, now: float, chance: Callable[[], float]) -> bool:
-        """Whether it strikes this request, which is counted."""
+        """Whether the fault applies to this request, which is counted."""
         if self.on not in (place, "all") or self.is_over(now):
             return False
         if self.probability < 1.0 and chance() >= self.probability:

@@ -33,11 +33,11 @@ class BlockRun:
 
 
 class Cached(NamedTuple):
-    """The longest beginning of a text that is cached."""
+    """The longest cached beginning of a text."""
 
     blocks: int
     run: BlockRun | None
-    """The one that its last block is in; None if there is none."""
+    """The run that has its last block; None if there is none."""
 
 
 NOTHING = Cached(0, None)
@@ -93,7 +93,7 @@ class KvCache:
         return -(-tokens // self.block_size)
 
     def known(self, hashes: tuple[int, ...], limit: int) -> Cached:
-        """What is cached of a text, at most `limit` blocks."""
+        """The cached beginning of a text, at most `limit` blocks."""
         most = len(hashes)
         if most > limit:
             most = limit

@@ -74,9 +74,9 @@ class Job:
         self.output_tokens = output_tokens
         """At least 1."""
         self.hashes = hashes if type(hashes) is tuple else tuple(hashes)
-        """Of each full block of prompt and answer; texts are equal as far as their hashes are."""
+        """Hashes of the full blocks of prompt and answer; texts are equal as far as their hashes are."""
         self.owner = owner
-        """A value of the caller's, which is not used here."""
+        """A value for the caller, which is not used here."""
         self.arrived = 0.0
         self.cached_tokens = 0
         """Tokens of the prompt that did not have to be computed."""
@@ -106,7 +106,7 @@ class EngineLoad(NamedTuple):
     """Tokens per KV block; 0 if it has none."""
     num_blocks: int = 0
     until: float = inf
-    """Until when that stays so, unless a job comes or goes."""
+    """Until when the metrics stay the same, unless a job comes or goes."""
 
 
 class Counts:
@@ -236,7 +236,7 @@ class FixedPace:
         return steps
 
     def _seat(self, now: float, leaves: Job | None = None) -> None:
-        """Give free seats to jobs that wait, also that of a job that leaves."""
+        """Give free seats to waiting jobs, including the seat of a job that leaves."""
         if leaves is not None:
             del self._running[leaves]
             self._kv_used -= leaves.prompt_tokens + leaves.generated

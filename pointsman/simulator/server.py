@@ -61,7 +61,7 @@ class SimulatedCounters:
         self.prompt_tokens = 0
         self.written_tokens = 0
         self.faults: dict[str, int] = {}
-        """How often each fault has struck."""
+        """Number of requests that each fault has affected."""
         self.first_token = SimulatedHistogram(FIRST_TOKEN_S)
         self.between_tokens = SimulatedHistogram(BETWEEN_TOKENS_S)
         self.whole = SimulatedHistogram(WHOLE_S)
@@ -299,7 +299,7 @@ class SimulatedServer:
         return taken
 
     def stop_listening(self, until: float | None) -> None:
-        """Refuse connections until then, or for good if None, and close idle ones."""
+        """Refuse connections until this time, or for good if it is None, and close idle ones."""
         self._http.stop_listening()
         for connection in list(self._http.connections):
             connection.drain()

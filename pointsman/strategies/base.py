@@ -43,7 +43,7 @@ class SchedulingPolicy(ABC):
     seed: int = 0
     """The random seed: with the same seed, the same calls give the same decisions."""
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR
-    """For instances without a price of their own, to check budgets."""
+    """The price for instances without a price of their own, to check budgets."""
     unplaced: Sequence[Unplaced] = ()
     """After `schedule`: the requests that were not placed, each with the reason. Optional."""
 

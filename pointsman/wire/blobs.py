@@ -36,7 +36,7 @@ LARGE_BYTES = 256 * 1024
 """Values whose buffers have more bytes in total go through shared memory."""
 EXT_BLOB, EXT_ARRAY = 1, 2
 MAX_DEPTH = 64
-"""Of nested lists and dicts; deeper values are pickled."""
+"""Maximum depth of nested lists and dicts; deeper values are pickled."""
 
 _SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
 _NAMES = frozenset({str})
@@ -57,7 +57,7 @@ class _Buffers(msgspec.Struct, array_like=True):
     file: str
     """In shared memory; empty if the buffers are inline."""
     home: str
-    """Of the node whose memory it is in; empty if there is one node only."""
+    """The node whose memory it is in; empty if there is only one node."""
     length: int
     spans: list[Span]
     pickled: bytes
@@ -70,14 +70,14 @@ class _Composed(msgspec.Struct, array_like=True):
 
 
 class StoredFile(msgspec.Struct, array_like=True, frozen=True):
-    """Where the buffers of a blob are."""
+    """The location of a blob's buffers."""
 
     file: str
     home: str
     length: Annotated[int, Meta(ge=0)]
 
     def __str__(self) -> str:
-        """As one name, for `SharedMemory.remove`."""
+        """All of it as one name, for `SharedMemory.remove`."""
         return f"{self.file}@{self.home}" if self.home else self.file
 
 
@@ -114,7 +114,7 @@ def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
             home = shared.home
             name, length, spans = shared.put(buffers)
         except OSError:
-            pass  # no room, or the node cannot be reached by others: send them inline
+            pass  # no room, or other nodes cannot reach this one: send them inline
         else:
             return b"\x02" + _encode(_Buffers(name, home, length, spans, pickled, []))
     return b"\x02" + _encode(_Buffers("", "", 0, [], pickled, buffers))
@@ -267,7 +267,7 @@ def _is_simple(array: Any) -> bool:
 
 
 def _plainness_problem(value: Any, where: str, depth: int = 0) -> str:
-    """Why a value is not plain: its first part that is not; empty if all of it is."""
+    """Why a value is not plain: its first part that is not; empty if all parts are."""
     if type(value) in (list, dict) and depth > MAX_DEPTH:
         return f"{where} is nested more than {MAX_DEPTH} deep"
     if type(value) is dict:
@@ -312,7 +312,7 @@ def array_as_ext(value: Any) -> Ext:
 
 
 def load_arrays() -> None:
-    """Load numpy in the background: that takes longer than a request may hold up others."""
+    """Load numpy in the background: loading blocks for longer than other requests may wait."""
     if "numpy" not in sys.modules:
         threading.Thread(target=import_module, args=("numpy",), daemon=True).start()
 
@@ -351,7 +351,7 @@ MAX_CONTAINERS, MAX_BINARY_CONTAINERS, MAX_VALUES = 100_000, 30_000, 2_000_000
 """Lists and mappings in one body of a client, as JSON or in binary, where they are counted one by one; and all values
 in it. An empty list takes one byte of a body and 64 of memory; many numbers belong into an array."""
 MAX_LONG_STRINGS = 100_000
-"""Strings of 32 bytes and more, and byte strings, in binary: they are passed over one by one, too."""
+"""Maximum strings of 32 bytes and more, and byte strings, in binary: they are counted one by one, too."""
 UNCHECKED_BYTES = 64 * 1024
 """A shorter body cannot have too many."""
 _RUN = re.compile(
@@ -362,9 +362,9 @@ _RUN = re.compile(
 )
 """Numbers, constants and short strings of msgpack, as many as follow each other."""
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""Of byte strings, longer strings and extensions, which are passed over."""
+"""Type codes of byte strings, longer strings and extensions, which are skipped."""
 _COUNT_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Of lists and mappings with more than 15 values."""
+"""Type codes of lists and mappings with more than 15 values."""
 _STRINGS = re.compile(rb'"[^"]*+"')
 _PIECE = 1 << 20
 
@@ -395,7 +395,7 @@ def check_counts(blob: Bytes) -> None:
 
 
 def check_counts_of_json(body: Bytes) -> None:
-    """The same for JSON."""
+    """The same check for JSON."""
     if len(body) <= UNCHECKED_BYTES:
         return
     data = bytes(body)

@@ -25,8 +25,9 @@ from pointsman.wire.failures import raised_by
 from pointsman.wire.shared_memory import BufferSource, UnreadableBlob
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
-"""Of an answer: blob: one value for the next step; value: the same without shared memory, for a program outside; json:
-for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per piece."""
+"""The form of an answer. blob: one value for the next step; value: the same without shared memory, for an outside
+program; json: for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per
+piece."""
 COLLECTED: frozenset[Form] = frozenset({"blob", "value", "whole"})
 """Forms in which the values of a generator are one list."""
 
@@ -41,11 +42,11 @@ FAILED_LINE = b"x-pointsman-failed"
 """A replica sends it after the last piece if code raises then: the status, and the body of the error as base64. So the
 answer ends like any other, and the error is that of the call, not of the connection."""
 MAX_FAILURE_BYTES = 32 * 1024
-"""Of the body of such an error, whose traceback is left out if it has more."""
+"""Maximum bytes of the body of such an error; beyond it, its traceback is left out."""
 
 EXT_HANDLE = 3
 MAX_BLOBS = 10_000
-"""Of one call."""
+"""Maximum number of blobs of one call."""
 
 _encode = Encoder(enc_hook=array_as_ext).encode
 
@@ -87,7 +88,7 @@ NO_KWARGS = template({})
 
 
 class CallHead(msgspec.Struct, array_like=True, kw_only=True):
-    """Everything about a call but the values."""
+    """Everything about a call except the values."""
 
     method: str
     args: Raw = NO_ARGS
@@ -103,9 +104,9 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     app: str = ""
-    """In calls through handles: the application,"""
+    """In calls through handles: the application."""
     node: str = ""
-    """and the node that is called."""
+    """In calls through handles: the node that is called."""
     step: str = ""
     """The step of the request; in calls through handles, the step that makes the call."""
     http: HttpHead | None = None
@@ -196,7 +197,7 @@ def _reference(code: int, data: memoryview) -> Any:
 
 
 def failed_after_pieces(status: int, body: bytes) -> bytes:
-    """The trailer of an answer in pieces that code has broken off."""
+    """The trailer of an answer in pieces that ended with an error of the code."""
     if len(body) > MAX_FAILURE_BYTES:
         error = msgspec.json.decode(body)
         kept = {"type": error.get("type", ""), "message": str(error.get("message", ""))[: MAX_FAILURE_BYTES // 4]}
@@ -218,7 +219,7 @@ def failure_after_pieces(trailers: bytes) -> tuple[int, bytes] | None:
 
 
 def failed_piece(status: int, body: bytes) -> bytes:
-    """The last of some pieces, which says that no more come, and why."""
+    """The last piece, which marks the end of the pieces and has the error, if there is one."""
     return FAILED + status.to_bytes(2, "little") + len(body).to_bytes(4, "little") + body
 
 
@@ -230,7 +231,7 @@ class PieceReader:
         self._held = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The blobs of whole pieces. Raises after the last one what the code has raised then."""
+        """The blobs of complete pieces. After the last one, raises what the code has raised."""
         self._held += data
         while len(self._held) >= 4:
             if self._held.startswith(FAILED):

@@ -1,4 +1,4 @@
-"""Errors of a call, as its caller gets them.
+"""Errors of a call, in the form in which its caller gets them.
 
 Enters: what code has raised. Leaves: the same exception with its class and its message, if the caller can import the
 class, else `CallFailed`, which has both as text. The one rule: only the answer of a replica of this plane is restored,
@@ -20,7 +20,7 @@ from pointsman.errors import PointsmanError
 from pointsman.pipeline.flow import BadInput
 
 MAX_PICKLED = 16 * 1024
-"""Bytes of an exception; a larger one is told as text."""
+"""Maximum bytes of an exception; a larger one is sent as text."""
 
 
 class CallFailed(PointsmanError):
@@ -39,7 +39,7 @@ class CallFailed(PointsmanError):
 
     @classmethod
     def from_answer(cls, status: int, body: bytes, node: str = "") -> "CallFailed":
-        """From the error response of a replica, of the gateway, or of a model."""
+        """The error for the error response of a replica, of the gateway, or of a model."""
         error = _error_in(body)
         if error is None:
             text = body[:500].decode("utf-8", "replace").strip()
@@ -60,7 +60,7 @@ class RefusedInput(CallFailed, BadInput):
 
     @classmethod
     def of(cls, detail: Any, status: int = 422, node: str = "") -> "RefusedInput":
-        """From the problems, each with its field."""
+        """The error for these problems, each with its field."""
         return cls(_problems_in(detail), status=status, kind="BadInput", node=node)
 
 
@@ -83,7 +83,7 @@ def pickled(error: BaseException) -> str:
         return ""
     try:
         made = pickle.dumps(error)
-    except Exception:  # whatever the user's class raises; its text is sent anyway
+    except Exception:  # the user's class may raise anything; the text is sent anyway
         return ""
     return b64encode(made).decode() if len(made) <= MAX_PICKLED else ""
 
@@ -93,7 +93,7 @@ def _restored(text: str) -> Exception | None:
         return None
     try:
         found = ErrorUnpickler(io.BytesIO(b64decode(text))).load()
-    except Exception:  # it cannot be imported here, or not be made from its arguments
+    except Exception:  # the class cannot be imported here, or not be created from its arguments
         return None
     return found if isinstance(found, Exception) else None
 

@@ -18,12 +18,12 @@ FETCH_PATH, FREE_PATH = "/memory", "/memory/free"
 """Pages of the server of a node. The body has the name of a file and its length, or names to free, one per line."""
 FETCH_S = 60.0
 TRIES, AGAIN_S = 20, 0.1
-"""The server of a node is back soon after its actor has died."""
+"""Time limit for the server of a node to come back after its actor has died."""
 FREE_S = 5.0
 
 
 class NodeAddress(NamedTuple):
-    """Where the server of a node listens: a `TcpTarget`."""
+    """The address of the server of a node: a `TcpTarget`."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class NodeClients:
 
     def __init__(self, secret: str) -> None:
         self._clients: dict[str, HttpClient] = {}
-        """By address."""
+        """Connections by address."""
         self.headers = f"x-pointsman-secret: {secret}\r\ncontent-type: text/plain\r\n"
 
     def to(self, home: str) -> HttpClient:
@@ -54,7 +54,7 @@ class NodeClients:
 
 
 class Fetched:
-    """A `BufferSource` for one call: the memory of this node, and what was fetched from others."""
+    """A `BufferSource` for one call: the memory of this node, and files that were fetched from others."""
 
     def __init__(self, shared: SharedBuffers, content: dict[StoredFile, memoryview]) -> None:
         self._shared, self._content = shared, content
@@ -65,7 +65,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches what blobs need of other nodes."""
+    """Fetches the files of other nodes that blobs need."""
 
     def __init__(self, shared: SharedBuffers, secret: str) -> None:
         self.shared = shared
@@ -82,7 +82,7 @@ class Fetcher:
         ]
 
     async def source(self, files: Iterable[StoredFile]) -> BufferSource:
-        """Where to decode blobs from, once these files are here. Raises `UnreadableBlob`."""
+        """The source for decoding blobs, once these files are here. Raises `UnreadableBlob`."""
         wanted = list(dict.fromkeys(files))
         found = await asyncio.gather(*map(self._fetch, wanted))
         return Fetched(self.shared, dict(zip(wanted, found, strict=True)))
@@ -126,8 +126,8 @@ class FilesOfNodes:
             self._clients.to(home).exchange("POST", FREE_PATH, body, FREE_S, _left_to_the_sweep, headers)
 
     def remove_older_than(self, age_s: float) -> None:
-        """Nodes do that themselves."""
+        """Nothing: nodes do that themselves."""
 
 
 def _left_to_the_sweep(_: Reply) -> None:
-    """A node that did not hear of it frees its files when they are old."""
+    """A node that this message does not reach frees its files when they are old."""

@@ -32,9 +32,9 @@ class UnreadableBlob(PointsmanError):
 
 
 KEPT_BYTES = 128 * 1024 * 1024
-"""Of files that a process keeps for reuse."""
+"""Maximum total size of files that a process keeps for reuse."""
 ALIGNMENT = 64
-"""Of buffers, for vector instructions."""
+"""Alignment of buffers, for vector instructions."""
 MAX_WASTE = 4
 """How many times larger than its content a reused file may be."""
 
@@ -54,12 +54,12 @@ class Span(NamedTuple):
 
 
 def node_of(home: str) -> str:
-    """The node whose memory this is."""
+    """The node that has this memory."""
     return home.rpartition(" ")[0]
 
 
 class BufferSource(Protocol):
-    """Where a receiver finds buffers."""
+    """The interface through which a receiver finds buffers."""
 
     def get(self, name: str, length: int, home: str = "") -> memoryview:
         """The content of a file. Raises `UnreadableBlob`."""
@@ -165,7 +165,7 @@ class SharedBuffers:
         return Path(self._home_file).read_text(encoding="utf-8") if self._home_file else ""
 
     def is_here(self, home: str) -> bool:
-        """Whether a file that lives there is in this memory."""
+        """Whether a file of that home is in this memory."""
         try:
             return not home or node_of(home) == node_of(self.home)
         except OSError:

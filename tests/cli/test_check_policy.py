@@ -157,9 +157,9 @@ def test_a_policy_that_cannot_be_built_is_a_message(
         (["--parameters", "limit=3"], '"limit=3" is not JSON'),
         (["--parameters", "[1]"], '"[1]" is not a JSON object'),
         (["--parameters", "3"], '"3" is not a JSON object'),
-        (["--examples", "0"], '"0" is not a number from 1 on'),
-        (["--examples", "-5"], '"-5" is not a number from 1 on'),
-        (["--examples", "many"], '"many" is not a number from 1 on'),
+        (["--examples", "0"], '"0" is not a whole number of at least 1'),
+        (["--examples", "-5"], '"-5" is not a whole number of at least 1'),
+        (["--examples", "many"], '"many" is not a whole number of at least 1'),
     ],
 )
 def test_wrong_usage_is_a_message_and_exits_with_2(

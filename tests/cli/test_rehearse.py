@@ -227,7 +227,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(
         (["panic", *FILE, "--down-delay=-5s"], '"-5s" is below 0'),
         (["panic", *FILE, "--interval", "0s"], '"0s" is not above 0'),
         (["panic", *FILE, "--up-factor", "1.5"], '"1.5" is not a number above 0, and at most 1'),
-        (["panic", *FILE, "--max", "0"], '"0" is not a number from 1 on'),
+        (["panic", *FILE, "--max", "0"], '"0" is not a whole number of at least 1'),
     ],
 )
 def test_wrong_usage_exits_with_2(

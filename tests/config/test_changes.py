@@ -85,7 +85,9 @@ deployments:
          [("gateway.keys", "1 key of bob added; 2 in force then")]),
     ],
 )  # fmt: skip
-def test_tenants_and_keys_are_told_field_by_field(old: str, new: str, changes: list[tuple[str, str]]) -> None:
+def test_changes_of_tenants_and_keys_are_listed_field_by_field(
+    old: str, new: str, changes: list[tuple[str, str]]
+) -> None:
     found = differences(BEFORE + TENANTS.replace(old, new), BEFORE + TENANTS)
     assert [(subject, why) for _, subject, why in found] == changes
     assert not any(digit * 64 in why for _, _, why in found for digit in "abc")
@@ -100,7 +102,7 @@ def test_tenants_and_keys_are_told_field_by_field(old: str, new: str, changes: l
          ["config.plugins.kv none -> type kv-cache-utilization-scorer, weight 1"]),
     ],
 )  # fmt: skip
-def test_plugins_are_told_field_by_field(old: str, new: str, why: list[str]) -> None:
+def test_changes_of_plugins_are_listed_field_by_field(old: str, new: str, why: list[str]) -> None:
     found = differences(PICKER.replace(old, new), PICKER)
     assert found == [("policy", "m", f"endpoint picker: {one}") for one in why]
 
@@ -138,7 +140,7 @@ RUNNING = Outlook(running={"m": 8}, wanted={"m": 1})
         ("deployments: []", RUNNING, ["removes authentication", "removes the only deployment", "takes away 7 of 8"]),
     ],
 )
-def test_what_is_destructive(after: str, outlook: Outlook, dangers: list[str]) -> None:
+def test_destructive_changes(after: str, outlook: Outlook, dangers: list[str]) -> None:
     found = changes_between(load_manifest(BEFORE + TENANTS), load_manifest(after), outlook)
     assert len(found.dangers) == len(dangers)
     assert all(danger in str(told) for danger, told in zip(dangers, found.dangers, strict=True))

@@ -241,5 +241,5 @@ def test_what_nothing_uses_is_a_warning(document: str, field: str, message: str)
         "flowControl: {enableEviction: true}",
     ],
 )
-def test_what_is_used_is_no_warning(document: str) -> None:
+def test_used_settings_give_no_warning(document: str) -> None:
     assert load_picker(document).warnings == ()

@@ -37,7 +37,7 @@ def test_paths_in_an_endpoints_file_are_relative_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [ENDPOINT, ENGINE.replace("%s", "vllm", 1).replace("%s", "model: x", 1)])
-def test_a_key_that_is_not_there(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GONE", raising=False)
     assert "apiKeyEnv: there is no API key: environment variable GONE is not set; export it" in problems(
         text % "apiKeyEnv: GONE", tmp_path

@@ -431,7 +431,7 @@ def test_topology_plugins_use_the_extractor_that_is_declared() -> None:
         rack("  parameters: {topologyProducerName: queue-scorer}\n- type: queue-scorer\n")
 
 
-def test_costs_that_rest_on_an_assumption_are_told() -> None:
+def test_costs_that_rest_on_an_assumption_give_a_warning() -> None:
     text = """\
 kind: Pointsman
 deployments:

@@ -33,7 +33,7 @@ def controller_with(*deployments: DesiredDeployment, stored: str = "") -> Contro
     return made
 
 
-def test_what_is_asked_is_learned_once_per_instance() -> None:
+def test_asks_are_learned_once_per_instance() -> None:
     controller = controller_with(wanted("small", 10, FIRST_ASKS), wanted("giant", 900, 1))
     counts = {one.kind.need.gpu_bytes() // GIB: one.count for one in controller.places.learned.counts()}
     assert counts == {10: FIRST_ASKS, 900: 1}

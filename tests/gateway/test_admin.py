@@ -430,7 +430,7 @@ def test_errors_of_the_plane_are_answered(admin_bed: AdminBed, error: Exception,
     assert admin_bed.fetch(call("GET", "status")).status == 200
 
 
-def test_the_name_of_something_else_is_told_as_such(admin_bed: AdminBed) -> None:
+def test_the_name_of_something_else_is_recognised(admin_bed: AdminBed) -> None:
     def unknown() -> None:
         if admin_bed.plane.calls[-1][0] == "drain":
             raise UnknownName("instance", admin_bed.plane.calls[-1][1], ["chat-1"])

@@ -200,7 +200,7 @@ def test_the_most_tokens_that_an_answer_may_have(path: str, body: dict[str, Any]
         ({"type": "sglang", "parameters": {"model": "m", "args": ["--context-length", "777"]}}, {}, 777),
     ],
 )
-def test_what_is_assumed_without_a_limit(engine: dict[str, Any], price: dict[str, Any], assumed: int) -> None:
+def test_assumed_tokens_without_a_limit(engine: dict[str, Any], price: dict[str, Any], assumed: int) -> None:
     deployment = {"name": "m", "model": "m", "engine": engine, "price": price, "replicas": 0}
     assert plan_of({}, deployment).deployments[0].assumed_output_tokens == assumed
 

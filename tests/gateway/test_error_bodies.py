@@ -40,7 +40,7 @@ WRONG_BODY = "the body does not match the API: "
         ),
     ],
 )
-def test_what_is_wrong_with_a_request(bed: Bed, request_: bytes, status: int, told: str) -> None:
+def test_problems_of_a_request(bed: Bed, request_: bytes, status: int, told: str) -> None:
     got = bed.fetch(request_)
     assert got.status == status
     assert got.error["message"].startswith(told), got.error["message"]

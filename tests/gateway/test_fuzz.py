@@ -236,7 +236,7 @@ def test_chunks_are_read_the_same_in_any_pieces(data: st.DataObject) -> None:
 
 @given(st.lists(mutated(CHUNKS, most=1), max_size=6))
 @settings(max_examples=examples(250))
-def test_a_chunk_in_a_read_of_its_own_is_read_like_any_other(parts: list[bytes]) -> None:
+def test_a_chunk_in_a_separate_read_is_read_like_any_other(parts: list[bytes]) -> None:
     assert unchunked(parts, shortcut=True) == unchunked(parts)
 
 

@@ -63,7 +63,9 @@ def test_a_request_that_will_not_be_served_is_answered_before_its_body_is_read(
 @pytest.mark.parametrize(
     "limit", [{"requestsPerMinute": 1}, {"costBudget": 1e-9, "costPeriod": "1h"}], ids=["requests", "budget"]
 )
-def test_a_tenant_beyond_its_limits_is_told_before_its_body_is_read(make_bed: MakeBed, limit: dict[str, Any]) -> None:
+def test_a_tenant_beyond_its_limits_is_refused_before_its_body_is_read(
+    make_bed: MakeBed, limit: dict[str, Any]
+) -> None:
     bed = make_bed(*guarded({"name": "red", **limit}, price={"perMillionOutputTokens": 1000.0}))
     bed.backend()
     assert bed.fetch(by(RED)).status == 200

@@ -179,7 +179,7 @@ NATIVE = {
 
 
 class TestPassedOn:
-    def test_an_engine_that_has_it_gets_the_request_as_it_is(self, bed: Bed, client: anthropic.Anthropic) -> None:
+    def test_an_engine_with_the_api_gets_the_request_unchanged(self, bed: Bed, client: anthropic.Anthropic) -> None:
         backend = bed.backend(answers(answer(NATIVE)), serves_messages=True)
         got = client.messages.create(model="other-name", messages=HELLO, max_tokens=5)
         assert got.id == "msg_1"

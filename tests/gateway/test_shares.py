@@ -156,7 +156,7 @@ def test_a_new_plane_goes_on_from_what_gateways_hold() -> None:
     assert 100 <= total <= 110
 
 
-def test_usage_that_was_not_told_is_told_later() -> None:
+def test_usage_that_was_not_reported_is_reported_later() -> None:
     granted = GrantedTenants()
     spec = TenantSpec(name="t", requests_per_minute=10)
     tenant = granted.tenants([spec])["t"]

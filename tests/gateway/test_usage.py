@@ -76,7 +76,7 @@ def strict(connection: BackendConnection) -> None:
             connection.send(stream(*EVENTS, DONE))
 
 
-def test_an_engine_that_refuses_the_question_is_asked_once_and_shown(bed: Bed) -> None:
+def test_an_engine_that_refuses_usage_is_asked_once_and_shown(bed: Bed) -> None:
     backend = bed.backend(strict)
     for _ in range(3):
         assert bed.fetch(chat(stream=True)).body == b"".join((*EVENTS, DONE))

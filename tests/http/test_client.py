@@ -260,7 +260,7 @@ def test_a_response_that_is_read_slowly_pauses_the_server() -> None:
         (None, ""),
     ],
 )
-def test_a_failure_of_this_side_is_told_from_one_of_the_server(error: OSError | None, cause: str) -> None:
+def test_a_failure_of_this_side_is_distinguished_from_one_of_the_server(error: OSError | None, cause: str) -> None:
     assert local_cause(error) == cause
 
 

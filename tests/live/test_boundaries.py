@@ -72,7 +72,7 @@ def test_a_foreign_page_cannot_use_a_gateway_without_keys(plane: LivePlane, orig
     assert status_of(plane, CHAT, f"origin: {origin}", "content-type: text/plain", body=BODY) == 403
 
 
-def test_a_page_of_this_machine_can(plane: LivePlane) -> None:
+def test_a_page_of_this_machine_can_use_the_gateway(plane: LivePlane) -> None:
     assert status_of(plane, CHAT, "origin: http://localhost:3000", body=BODY) == 200
 
 

@@ -127,7 +127,7 @@ def test_the_status_has_each_reason_in_full_and_once(plane: LivePlane) -> None:
     assert "given up" in shown
 
 
-def test_clients_are_told_at_once_without_paths(plane: LivePlane) -> None:
+def test_clients_get_the_reason_at_once_without_paths(plane: LivePlane) -> None:
     assert_told_at_once(plane, "vllm", "vllm-1 cannot start: its program is not installed; an operator must correct")
     assert_told_at_once(plane, "weights", "weights-1 cannot start: its server refuses to")
     answer, _ = ask(plane, "weights")

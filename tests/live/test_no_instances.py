@@ -97,7 +97,7 @@ def test_nothing_to_wait_for(plane: LivePlane) -> None:
         assert_told_at_once(plane, "scaled", "has no instances and no endpoints now")
 
 
-def test_requests_that_wait_are_told_when_the_last_hope_ends(plane: LivePlane) -> None:
+def test_waiting_requests_are_refused_when_no_instance_is_expected_any_more(plane: LivePlane) -> None:
     """They wait for room on an external server, which then dies."""
     slow = Simulated(tokens_per_second=1.0, max_num_seqs=1)
     with serving(slow, "m") as server, ThreadPoolExecutor() as clients:

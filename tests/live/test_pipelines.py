@@ -238,7 +238,7 @@ def test_a_schema_error_names_the_field(deploy: Deploy, client: httpx.Client) ->
     assert set(schema["properties"]) == {"item", "count"}
 
 
-def test_one_question_to_a_replica_serves_all_who_ask_for_the_schema(
+def test_one_request_to_a_replica_serves_all_clients_that_ask_for_the_schema(
     deploy: Deploy, client: httpx.Client, plane: LivePlane
 ) -> None:
     with pm.InputNode(schema=nodes.Order) as order:

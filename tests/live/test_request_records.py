@@ -140,7 +140,7 @@ def test_records_of_a_deployment_that_is_gone_stay(plane: LivePlane) -> None:
     assert plane.pointsman("explain", "of-spare").returncode == 0
 
 
-def test_a_disk_that_cannot_be_written_shows_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_shown_and_stops_nothing(tmp_path: Path) -> None:
     plane = LivePlane(tmp_path)
     try:
         plane.up(manifest(simulated("m", 1)))

@@ -135,7 +135,7 @@ def test_half_of_the_instances_may_go_without_a_question(plane: LivePlane) -> No
     assert plane.pointsman("apply", plane.write(text, "half.yaml")).returncode == 0
 
 
-def test_what_is_confirmed_is_what_is_applied(plane: LivePlane) -> None:
+def test_exactly_the_confirmed_change_is_applied(plane: LivePlane) -> None:
     """A confirmation is of one change to one revision: it holds neither for another change nor after one."""
     smaller, open_ = manifest(simulated("m", 1), **KEYS), manifest(simulated("m", 3), simulated("other", 1))
     planned = plane.admin.post("plan", body=body(plane, smaller))["confirmation"]

@@ -38,7 +38,7 @@ def test_a_wrong_prior_is_corrected_within_a_hundred_requests(per_token: float) 
     assert estimate == pytest.approx(8000 * per_token, rel=0.2)
 
 
-def test_instances_of_two_speeds_are_told_apart() -> None:
+def test_instances_of_two_speeds_are_distinguished() -> None:
     model = EngineModel()
     works = [EngineWork(model) for _ in range(4)]
     busy_periods(model, works, [0.05, 0.05, 0.1, 0.1], 400)
@@ -119,7 +119,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.floats(0.0,
 
 
 @given(EVENTS)
-def test_sums_equal_what_is_there_after_any_events(events: list[tuple[int, int, float, bool]]) -> None:
+def test_sums_equal_a_recount_after_any_events(events: list[tuple[int, int, float, bool]]) -> None:
     work, now = EngineWork(EngineModel()), 0.0
     for kind, number, passed, streams in events:
         now += passed

@@ -89,7 +89,7 @@ def test_metrics_are_selected_by_name_and_labels(text: str, expected: MetricSpec
 
 
 @pytest.mark.parametrize("text", ["{tier=gold}", "depth{tier}", "sum(depth)", "depth{tier=~gold}", "depth[5m]", "a b"])
-def test_what_is_no_metric_is_refused(text: str) -> None:
+def test_text_that_is_no_metric_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a metric such as"):
         spec(text, "metricSpec")
 

@@ -162,7 +162,7 @@ def test_instances_that_fail_equally_often_stand_out_by_chance_for_hardly_any_se
 # Time
 
 
-def test_what_is_old_does_not_count() -> None:
+def test_old_results_do_not_count() -> None:
     outliers, doubt = Outliers(), Doubt("a", "404")
     for now, counts in ((0.0, True), (WINDOW_S, True), (2 * WINDOW_S, True), (5 * WINDOW_S, False)):
         outliers.good["b"] += 30

@@ -64,7 +64,7 @@ class Side:
         return {str(one): float(fleet.load.columns[name][one.row]) for one in fleet.roster}
 
 
-def test_what_another_has_in_flight_counts_as_load_and_is_not_told_back() -> None:
+def test_the_load_of_a_peer_counts_and_is_not_sent_back() -> None:
     here, there = Side(), Side()
     where = there.arrive("r1", PROMPT)
     there.tell(here)
@@ -80,7 +80,7 @@ def test_what_another_has_in_flight_counts_as_load_and_is_not_told_back() -> Non
     assert here.column(IN_FLIGHT_REQUESTS)[where] == here.column(LOAD)[where] == 0
 
 
-def test_only_changes_are_told() -> None:
+def test_only_changes_are_sent() -> None:
     here, there = Side(), Side()
     here.arrive("r1", PROMPT)
     first = here.tell(there)

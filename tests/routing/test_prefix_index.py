@@ -70,7 +70,7 @@ def test_any_chain(prompt: bytes, block_size: int, model: str, salt: str, most: 
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=6), st.integers(1, 3), st.integers(0, 6) | st.just(1000))
-def test_what_is_known_of_other_prompts_changes_no_hash(shared: list[int], block_size: int, rows: int) -> None:
+def test_other_prompts_change_no_hash(shared: list[int], block_size: int, rows: int) -> None:
     """Prompts that begin alike, with memory for few rows or for many."""
     known = KnownRows(IndexMemory(rows * KnownRows.SHARE * KnownRows.ROW_BYTES))
     for number, length in enumerate(shared):

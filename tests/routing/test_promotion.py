@@ -86,7 +86,7 @@ def test_all_terms_of_a_condition_must_hold() -> None:
         ("ttft_p90 < -5% or errors < 0%", "is not of the form"),
     ],
 )
-def test_a_condition_that_cannot_be_read_says_what_is_known(text: str, found: str) -> None:
+def test_a_malformed_condition_lists_the_known_metrics(text: str, found: str) -> None:
     with pytest.raises(WrongCondition) as error:
         read_condition(text)
     assert found in str(error.value)

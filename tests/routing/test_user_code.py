@@ -94,7 +94,7 @@ class World:
     ],
 )
 @pytest.mark.parametrize("contained", [True, False])
-def test_a_policy_that_returns_something_else_is_told_so(answer: Any, told: str, contained: bool) -> None:
+def test_a_policy_that_returns_something_else_is_reported(answer: Any, told: str, contained: bool) -> None:
     class Forgetful(SchedulingPolicy):
         def schedule(self, requests: list[RequestMetadata], instances: list[ExecutionInstance]) -> Any:
             return answer

@@ -165,7 +165,7 @@ def test_a_burst_leaves_no_instance_idle_whatever_the_policy_counts() -> None:
     assert plane.waiting() == []
 
 
-def test_explain_shows_the_dropped_decision_and_who_decided_instead() -> None:
+def test_explain_shows_the_dropped_decision_and_what_decided_instead() -> None:
     plane = Plane(Herding(), instance("i", limit=1), instance("j", limit=1))
     plane.submit("a", "b")
     record = plane.manager.explain("b")
@@ -210,7 +210,7 @@ def test_explain_says_that_a_policy_left_a_request_waiting() -> None:
         (None, "scheduling_policy: expected a SchedulingPolicy or the name of one, found None"),
     ],
 )
-def test_what_is_no_policy_is_refused(wrong: Any, message: str) -> None:
+def test_objects_that_are_no_policies_are_refused(wrong: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ControlPlaneManager(wrong)
     assert message in str(caught.value)
@@ -220,7 +220,7 @@ def test_what_is_no_policy_is_refused(wrong: Any, message: str) -> None:
     assert manager.policy.name == "fifo", "bad input loses nothing"
 
 
-def test_what_is_no_request_or_instance_is_refused() -> None:
+def test_objects_that_are_no_requests_or_instances_are_refused() -> None:
     manager = ControlPlaneManager("fifo")
     with pytest.raises(TypeError, match="expected a RequestMetadata, found a str"):
         manager.submit("a")  # type: ignore[arg-type]

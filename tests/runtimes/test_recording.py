@@ -75,7 +75,7 @@ def test_another_salt_gives_other_hashes() -> None:
     assert not set(block_ids(request, b"a" * 16)) & set(block_ids(request, b"b" * 16))
 
 
-def test_what_is_not_served_is_left_out_and_counted() -> None:
+def test_requests_that_are_not_served_are_left_out_and_counted() -> None:
     bed = Bed()
     bed.recorder.read(lease())
     bed.dispatcher.handle(Arrived((RequestMetadata("r1", arrival_time=100.0),)), 100.0)

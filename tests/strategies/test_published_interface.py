@@ -161,6 +161,6 @@ def test_every_whole_number_is_a_priority_with_a_name(number: int, name: str) ->
     assert len(RequestPriority) == 5
 
 
-def test_what_is_no_number_is_no_priority() -> None:
+def test_text_that_is_no_number_is_no_priority() -> None:
     with pytest.raises(ValueError, match="high"):
         RequestPriority("high")  # type: ignore[arg-type]

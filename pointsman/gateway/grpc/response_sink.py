@@ -169,7 +169,7 @@ class GrpcSink:
             await self._news.wait()
 
     def leave(self) -> None:
-        """The client has its answer, or has disconnected."""
+        """Note that the client has its answer, or has disconnected."""
         if not self._over and self._handler is not None:
             self._handler.abandon()
         self._over = True
@@ -215,7 +215,7 @@ CODES = {
 """By HTTP status; all others are INTERNAL."""
 
 MAX_MESSAGE = 2000
-"""Characters; it is sent as a header, and clients accept 8 KiB of those."""
+"""Maximum characters of an error: it is sent as a header, and clients accept 8 KiB of headers."""
 
 
 async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never:

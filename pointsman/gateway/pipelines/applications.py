@@ -181,7 +181,7 @@ class Applications:
         self._gateway = gateway
         self._prepared: dict[str, PreparedApplication] = {}
         self._in_flight: dict[str, PipelineRequest] = {}
-        """By request id."""
+        """Requests in flight, by id."""
         gateway.admission.names_in_flight = self._in_flight
         self.replica_calls = ReplicaCalls(gateway, self)
         self._files = SharedFiles(gateway.loop, gateway.tasks)
@@ -248,7 +248,7 @@ class Applications:
         self._gateway.upstream.retries.requests += 1
         whose = settings.tenant if tenant is None else tenant.name
         trace = http.headers.get(b"traceparent", b"").decode("latin-1")
-        trace = trace if len(trace) <= MAX_NAME else ""  # not valid, and then W3C wants it ignored
+        trace = trace if len(trace) <= MAX_NAME else ""  # it is invalid, and W3C requires it to be ignored then
         return RequestContext(request.request_id, request.priority, whose, _deadline(settings, now), trace)
 
     def begin(
@@ -257,7 +257,7 @@ class Applications:
         """Start a request. Raises `BadRequest` or `BadInput` if its input cannot be read."""
         if application.ingress:
             if has_arguments(http):
-                arguments_of(http.body)  # refused here if they cannot be read; the ingress reads them again
+                arguments_of(http.body)  # refuse unreadable ones here; the ingress reads them again
             self.enter(application, context, sink).begin_from_http(http)
         else:
             inputs = inputs_of(application, http)
@@ -322,7 +322,7 @@ class ReplicaCalls:
         self._gateway = gateway
         self._applications = applications
         self.secret = b""
-        """The secret by which the replicas of a plane and its gateway recognise each other."""
+        """The shared secret with which the replicas of a plane and its gateway authenticate each other."""
         pages = gateway.pages
         pages.exact[CALLS], pages.trees[MODELS] = (
             GatewayPage(self._call, self.check),

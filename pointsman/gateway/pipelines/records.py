@@ -165,7 +165,7 @@ class StepJournal:
         self._depth: int = 0 if caller is None else caller._depth + 1
         self._steps: list[StepRecord] = record.steps if caller is None else caller._steps
         self._records: dict[int, StepRecord] = {}
-        """By index of the step."""
+        """Records of steps, by index of the step."""
         self._children = 0
 
     def began(self, index: int, step: str, node: str, now: float) -> None:

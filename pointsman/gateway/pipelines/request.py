@@ -47,7 +47,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
-    """On the gateway's clock."""
+    """The time on the gateway's clock; None if there is no deadline."""
     traceparent: str = ""
     """The trace that the client's request is part of, as W3C writes it."""
 
@@ -216,7 +216,7 @@ class StepCalls:
                 note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
-        """Give all calls up; returns their steps."""
+        """Give up all calls; returns their steps."""
         calls, self._calls = self._calls, {}
         for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)
@@ -252,7 +252,7 @@ class PipelineRequest:
         self.results = Results(application.flow, sink.form)
         self._calls = StepCalls(self, gateway, home, application, sink.form)
         self.over = False
-        """Whether it has an answer, or will have none."""
+        """Whether it has an answer, or will not get one."""
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
         deadline_ms = None if context.deadline is None else float(round((context.deadline - now) * 1000))
@@ -277,7 +277,7 @@ class PipelineRequest:
 
     def _start(self, ready: Sequence[int], now: float) -> None:
         for index in ready:
-            if self.over:  # because an earlier step failed
+            if self.over:  # an earlier step has failed
                 return
             step = self._application.steps[index]
             self.journal.began(index, step.step.id, step.step.node, now)

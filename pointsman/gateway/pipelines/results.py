@@ -51,7 +51,7 @@ VALUE: Form = "value"
 PIECES: Form = "pieces"
 """Forms for handles: a value as it is; VALUE: without shared memory; PIECES: a value per piece."""
 IN_PIECES = frozenset({JSON, EVENTS, PIECES})
-"""Forms in which the values of a generator are passed on as they come."""
+"""Forms in which the values of a generator are passed on one by one."""
 ACCEPTED: dict[bytes, Form] = {BLOB_NAME.encode(): VALUE, f"{BLOB_NAME}; pieces".encode(): PIECES}
 """The type that a handle accepts -> the form."""
 
@@ -123,7 +123,7 @@ class HttpSink:
         elif self.form == PIECES and failure.is_between_pieces:
             stream.end(failed_piece(failure.status, body))
         else:
-            self._client.abort()  # only the end of the connection can tell
+            self._client.abort()  # only the end of the connection can show the failure
 
     def _error(self, words: str, failure: StepFailure, step: str, node: str) -> bytes:
         details: dict[str, Any] = {"message": words, "type": error_kind(failure.status), "param": None}
@@ -132,7 +132,7 @@ class HttpSink:
 
     def _details(self, failure: StepFailure, step: str, node: str) -> dict[str, Any]:
         details: dict[str, Any] = {"node": node, "step": step} if node else {}
-        if self.form in (BLOB, VALUE, PIECES):  # for a handle, which raises it again
+        if self.form in (BLOB, VALUE, PIECES):  # for a handle, which raises it in the caller
             return details | dict(failure.raised)
         return details | ({"traceback": failure.traceback} if self._wants_traceback and failure.traceback else {})
 

@@ -43,7 +43,7 @@ from pointsman.types import RequestMetadata
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, failure_after_pieces, read_template
 
 NOT_BEGUN = frozenset({429, 503})
-"""Statuses of a replica or a model that has not begun the call: it may be sent to another."""
+"""Statuses of a replica or a model that has not begun the call, so another may get it."""
 MAX_RESULT_BYTES = 256 * 1024 * 1024
 """Maximum size of a result that comes in pieces and is needed as a whole."""
 
@@ -59,11 +59,11 @@ class StepFailure(msgspec.Struct, frozen=True):
     raised: Mapping[str, str] = {}
     """What the code raised, for handles: type, message and, if it can be sent, the exception itself."""
     body: bytes = b""
-    """The response of the replica, if it is passed on as it is."""
+    """The response of the replica, if it is passed on unchanged."""
     retry_after_s: int | None = None
     """None if trying again is of no use."""
     is_between_pieces: bool = False
-    """It came after whole pieces of the answer, from the code: nothing was cut off."""
+    """The code raised it after complete pieces of the answer: nothing was cut off."""
 
     def of_node(self, node: str) -> Reason:
         """The reason, with the node that failed."""
@@ -106,7 +106,7 @@ class StepCall(InFlight, eq=False):
     _sent_body: bytes = b""
     """The body as the instance gets it."""
     _sent: bool = False
-    """A replica may have begun it."""
+    """Whether a replica may have begun it."""
     _pieces: list[bytes] | None = None
     _events: EventStream | None = None
     """Reads a stream of events: all are passed on as they come, and only those with data extend the deadline."""
@@ -255,11 +255,11 @@ class _Raised(msgspec.Struct):
     traceback: str = ""
     pickled: str = ""
     node: str = ""
-    """Another one, which this one has called."""
+    """A call that this one has made."""
 
 
 def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailure:
-    """The failure that a response of a replica or a model stands for."""
+    """The failure for a response of a replica or a model."""
     if status == 422:
         return StepFailure(422, Reason("input-not-valid"), "bad_input", body=body)
     if status == 504:
@@ -347,7 +347,7 @@ class ModelCall:
         if tenant is None:
             return
         answer = plan.assumed_output_tokens
-        with suppress(BadRequest):  # the model will say what is wrong
+        with suppress(BadRequest):  # the model reports the error
             answer = answer_tokens(read_body(self.body), self.target, answer)
         _, self.charge = admission.admit(request, tenant, now, answer, plan.price, part=True)
 
@@ -365,7 +365,7 @@ class ModelCall:
             return usage_of_stream(self.events)
         try:
             return usage_of(body) if len(body) <= MAX_USAGE_BYTES else None
-        except msgspec.DecodeError:  # `result` will say so
+        except msgspec.DecodeError:  # `result` reports the error
             return None
 
     @property

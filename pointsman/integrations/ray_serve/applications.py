@@ -60,7 +60,7 @@ class ServeNode:
     def __init__(self, node: Node, folder: str, python_path: Sequence[str], handles: Mapping[str, Any]) -> None:
         [body] = loaded([node.code], folder, python_path)
         self._threads = ThreadPoolExecutor(node.options.threads)
-        """For code that is not async: as many calls at once as its options say."""
+        """A thread pool for plain code, with as many concurrent calls as its options allow."""
 
         def handle(to: HandleTo) -> NodeHandle:
             return NodeHandle(handles[to.node])
@@ -72,7 +72,7 @@ class ServeNode:
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
         """One call of a method; `__call__` is the function or the object itself."""
         function = self._target if method == CALL else getattr(self._target, method)
-        batched = batching_of(function) is not None  # Serve passes calls one by one
+        batched = batching_of(function) is not None  # Serve passes calls one at a time
         if batched:
             args, kwargs = joined([(args, kwargs)])
         is_async = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
@@ -250,7 +250,7 @@ class ServeApplicationHandle:
         return self._handle.remote(*args, **kwargs)
 
     def close(self) -> None:
-        """Delete the application; Serve goes on."""
+        """Delete the application; Serve keeps running."""
         serve.delete(self.name)
 
 

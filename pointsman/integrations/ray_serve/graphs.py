@@ -40,7 +40,7 @@ class ServeInputNode(RayInputNode):  # type: ignore[misc]
         self._preprocessor = preprocessor
 
     def __enter__(self) -> "ServeInputNode":
-        loading_stops_here("ServeInputNode")  # a replica that loads this program wants what is defined above
+        loading_stops_here("ServeInputNode")  # a replica that loads this program needs only what is defined above
         super().__enter__()
         return self
 
@@ -66,9 +66,9 @@ class _RayGraphReader:
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = {id(value): name for name, value in names.items() if isinstance(value, DAGNode)}
         self._made: dict[int, Any] = {}
-        """By the identity of Ray's node."""
+        """Nodes by the identity of Ray's node."""
         self._deployments: dict[tuple[int, str], Deployment] = {}
-        """By the identity of a class or function, and its options."""
+        """Owners by the identity of a class or function, and its options."""
 
     def value(self, given: Any) -> Any:
         if isinstance(given, DAGNode):
@@ -134,7 +134,7 @@ class ObjectRefHandle:
         return ray.put(self._handle.remote(*args, **kwargs).result())
 
     def close(self) -> None:
-        """Stop what `deploy` started."""
+        """Stop everything that `deploy` started."""
         self._handle.close()
 
 

@@ -58,7 +58,7 @@ from pointsman.strategies.power_of_two import PowerOfTwoPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 MAX_MODELS = 1_000
-"""Multiplexed models that are told apart; requests for further ones go to any replica."""
+"""Maximum number of multiplexed models that are distinguished; requests for further ones go to any replica."""
 KEPT_RECORDS = 2_000
 GONE = Reason("replica-removed")
 
@@ -72,16 +72,16 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     parameters: Mapping[str, Any] = {}
     config: Mapping[str, Any] | None = None
     time_limit: str | float | None = None
-    """Of one call of the user's code; None: 5 ms."""
+    """Time limit of one call of the user's code; None: 5 ms."""
     pickled: str = ""
-    """A policy that was given as an object: base64 of cloudpickle."""
+    """A policy that was passed as an object: base64 of cloudpickle."""
     max_waiting: int = MAX_WAITING
     wait_s: float = 0.0
     """How long a request waits for a replica; 0: as long as Serve lets it."""
     seed: int = 0
 
     def section(self) -> dict[str, Any]:
-        """The `scheduling` section."""
+        """The fields as a `scheduling` section."""
         given = {"policy": self.policy, "parameters": dict(self.parameters), "config": self.config}
         section = {name: value for name, value in given.items() if value}
         return section if self.time_limit is None else section | {"timeLimit": self.time_limit}
@@ -103,7 +103,7 @@ def routing_plan(deployment: str, settings: RouterSettings, policy: SchedulingPo
 
 
 def serve_plan(plan: DeploymentPlan, settings: RouterSettings) -> DispatchPlan:
-    """How the dispatcher schedules: as the plan says, and by power of two where that finds nothing or fails."""
+    """The dispatcher's plan: that of the user, and power of two where that finds nothing or fails."""
     if plan.policy is not None:
         made = plan_for(plan.policy, max_waiting=settings.max_waiting, ttl_s=settings.wait_s)
     else:
@@ -187,7 +187,7 @@ def _accepts(instance: ExecutionInstance) -> bool:
 
 
 class ThreadWatch:
-    """Times the user's scheduling code on a thread, and leaves the thread behind when a call blocks.
+    """Times the user's scheduling code on a thread, and abandons the thread when a call blocks.
 
     Serve's router runs in a loop of its own, not on the main thread: no signal can interrupt code there. While a call
     hangs, further calls are refused at once; the thread is interrupted as soon as it runs Python again.
@@ -198,7 +198,7 @@ class ThreadWatch:
         self.inside = False
         self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]]] = SimpleQueue()
         self._hangs: SimpleQueue[Any] | None = None
-        """Where the answer of a call that hangs will be; None if none does."""
+        """The future answer of a call that hangs; None if none does."""
         self._thread: threading.Thread | None = None
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
@@ -231,9 +231,9 @@ class ThreadWatch:
                 try:
                     made = method(*about)
                     answer.put((list(made) if hasattr(made, "__next__") else made, None))
-                except BaseException as error:  # also what interrupts it
+                except BaseException as error:  # this includes the interrupting exception
                     answer.put((None, error))
-            except Stalled:  # it came late: the call had ended
+            except Stalled:  # it came too late: the call had ended
                 continue
 
 
@@ -245,7 +245,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """What Serve tells of a replica."""
+    """A replica, as Serve describes it."""
 
     name: str
     max_ongoing: int
@@ -254,7 +254,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     models: frozenset[str] = frozenset()
     """Multiplexed models that it has loaded."""
     stats: Mapping[str, Any] = {}
-    """As its `record_routing_stats` returned."""
+    """The last result of its `record_routing_stats`."""
 
 
 class RequestRefused(Exception):
@@ -266,7 +266,7 @@ class RequestRefused(Exception):
 
 
 class KnownReplicas:
-    """The replicas of a lane: what Serve tells of them, and the requests that other routers have sent there."""
+    """The replicas of a lane: those that Serve reports, and the requests that other routers have sent to them."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -276,10 +276,10 @@ class KnownReplicas:
         """Requests on a replica that other routers have sent."""
         self._models: set[str] = set()
         self._read: dict[str, Metrics] = {}
-        """What routing stats say of a replica: read when they change, not with every request."""
+        """The routing stats of a replica, read when they change and not with every request."""
 
     def update(self, replicas: Iterable[Replica]) -> set[str]:
-        """These are the replicas now. Returns the names of those that have left."""
+        """Take in the present replicas. Returns the names of those that have left."""
         known, now = self._replicas, {one.name: one for one in replicas}
         self._replicas = {name: known[name] for name in known if name not in now} | now
         for name, replica in now.items():
@@ -313,12 +313,12 @@ class KnownReplicas:
                 self._measure(self._replicas[name])
 
     def is_full(self, name: str) -> None:
-        """A replica did not take a request of ours that counts there: without it, it must count as full."""
+        """Note that a replica rejected our request that counts there: without it, the replica must count as full."""
         self._others[name] = max(self._replicas[name].max_ongoing - (self._ours(name) - 1), 1)
         self._measure(self._replicas[name])
 
     def used_by_others(self) -> list[str]:
-        """Replicas whose load is not ours alone: what others do there must be asked for."""
+        """Replicas that other routers use too: their load must be requested."""
         return [name for name, number in self._others.items() if number]
 
     def serve(self, model: str) -> bool:
@@ -378,7 +378,7 @@ class ReplicaLane:
         self._chosen: dict[str, asyncio.Future[str]] = {}
         """By request: the name of its replica."""
         self.revoke_request: Callable[[str], None] = lambda _: None
-        """(request): it must be stopped for a more important one."""
+        """(request): stop the request for a more important one."""
         self._revoked: set[str] = set()
 
     def choose(self, request: RequestMetadata) -> "asyncio.Future[str]":
@@ -393,7 +393,7 @@ class ReplicaLane:
     def choose_again(self, request: RequestMetadata) -> "asyncio.Future[str]":
         """The replica for a request that its replica did not take; it keeps its place in the order."""
         holds = self.dispatcher.ledger.holds(request.request_id)
-        if not holds:  # its replica is gone
+        if not holds:  # the replica is gone
             return self.choose(request)
         future: asyncio.Future[str] = self._loop.create_future()
         self._chosen[request.request_id] = future
@@ -412,12 +412,12 @@ class ReplicaLane:
         self._lane.tell(Cancelled(request_id, refusal))
 
     def update(self, replicas: Iterable[Replica]) -> None:
-        """These are the replicas now."""
+        """Take in the present replicas."""
         for name in self.replicas.update(replicas):
             self.lost(name)
 
     def lost(self, name: str) -> None:
-        """A replica is gone. Serve decides what becomes of its requests: those that it did not take are tried again."""
+        """Remove a replica. Serve handles its requests: those that it did not take are tried again."""
         if name in self.replicas:
             facts = {"instance": name, "error": GONE, "tries": 1, "max_tries": 1, "no_retry": "no-retry"}
             for request_id in self.dispatcher.ledger.on(self.dispatcher.fleet[name]):
@@ -429,11 +429,11 @@ class ReplicaLane:
         """Whether requests wait."""
         return len(self.dispatcher) > self.dispatcher.running
 
-    # What the dispatcher decides
+    # Carrying out decisions
 
     def send(self, lane: Lane, command: Send) -> None:
         future = self._chosen.pop(command.request.request_id, None)
-        if future is None or future.done():  # its caller is gone, or Serve has its answer
+        if future is None or future.done():  # the caller is gone, or Serve has its answer
             self._loop.call_soon(self.cancelled, command.request.request_id)
         else:
             future.set_result(str(command.endpoint))
@@ -448,7 +448,7 @@ class ReplicaLane:
         self.revoke_request(command.request.request_id)
 
     def status(self) -> dict[str, Any]:
-        """As plain data."""
+        """The state as plain data."""
         lane, dispatcher = self._lane, self.dispatcher
         return {
             "strategy": dispatcher.strategy,

@@ -19,36 +19,36 @@ from pointsman.errors import UnknownName
 ACTOR = "pointsman-records"
 NAMESPACE = "pointsman"
 REPORT_S = 1.0
-"""Between two reports of a router."""
+"""Interval of a router's reports."""
 SILENT_S = 10 * REPORT_S
 """A router that has not reported for this long is gone."""
 MAX_ENDED = 10_000
-"""Requests per deployment that scaling policies have not read yet."""
+"""Maximum requests per deployment that scaling policies have not read yet."""
 MAX_ANSWERED = 1_000
 
 
 class EndedRequest(msgspec.Struct, frozen=True):
-    """What scaling policies are told of a request."""
+    """The measurements of a request for scaling policies."""
 
     number: int
-    """Of its deployment, counted from 1."""
+    """Number within its deployment, from 1."""
     latency_ms: float
     met_deadline: bool | None = None
-    """None if it had none."""
+    """Whether it met its deadline; None if it had none."""
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a router tells."""
+    """A report of a router."""
 
     router: str
     deployment: str
     status: dict[str, Any]
     arrived: int = 0
-    """Since its last report."""
+    """Requests that have ended since its last report."""
     ended: tuple[tuple[float, bool | None], ...] = ()
     """(latency in ms, whether it met its deadline)."""
     explained: dict[str, dict[str, Any]] = {}
-    """By request: the records that were asked for."""
+    """The requested records, by request."""
 
 
 class RecordsKeeper:
@@ -61,11 +61,11 @@ class RecordsKeeper:
         self._arrived: dict[str, int] = {}
         self._scaled: dict[str, dict[str, Any]] = {}
         self._wanted: dict[str, tuple[str, set[str]]] = {}
-        """Requests that are asked for: their deployment, if given, and the routers that were told."""
+        """Requested records: their deployment, if given, and the routers that were asked."""
         self._answers: dict[str, dict[str, Any]] = {}
 
     async def report(self, encoded: bytes) -> list[str]:
-        """Take a report; the requests whose records the router shall send."""
+        """Take in a report. Returns the requests whose records the router must send."""
         report = msgspec.msgpack.decode(encoded, type=RouterReport)
         now, name = time.monotonic(), report.deployment
         self._routers[report.router] = (now, report)
@@ -103,12 +103,12 @@ class RecordsKeeper:
         return {"routers": routers, "scaled": self._scaled}
 
     async def measured(self, deployment: str, after: int) -> tuple[int, list[EndedRequest]]:
-        """Requests that have arrived in all, and those that have ended after a number."""
+        """The number of requests that have arrived, and those that have ended after a number."""
         ended = self._ended.get(deployment, ())
         return self._arrived.get(deployment, 0), [one for one in ended if one.number > after]
 
     async def scaled(self, deployment: str, status: dict[str, Any]) -> None:
-        """A scaling policy tells what it decides, and why."""
+        """Take in a decision of a scaling policy, with its reason."""
         self._scaled[deployment] = status
 
     def _live(self) -> dict[str, RouterReport]:
@@ -129,7 +129,7 @@ def records_keeper() -> Any:
 
 
 def _cluster_keeper() -> Any:
-    """The same for a program, which is connected to the cluster of this machine first if it is to none."""
+    """The same actor, for a program; it is first connected to the cluster of this machine if it has no connection."""
     if not ray.is_initialized():
         ray.init("auto")
     return records_keeper()
@@ -156,6 +156,6 @@ def explain(request_id: str, *, deployment: str = "") -> Explanation:
 
 
 def status() -> dict[str, Any]:
-    """All routers and scaled deployments of the cluster: load, policies and what they do wrong, as plain data."""
+    """All routers and scaled deployments of the cluster: load, policies and their failures, as plain data."""
     found: dict[str, Any] = ray.get(_cluster_keeper().status.remote())
     return found

@@ -47,18 +47,18 @@ REPORTS_ENDS = hasattr(RequestRouter, "on_request_completed")
 EXTENSION = "pointsman"
 """The keyword argument of a handle call with settings for the router: priority, deadline_ms, session and so on."""
 OURS = "pointsman_request"
-"""The attribute of Serve's pending request with what we know of it."""
+"""The attribute of Serve's pending request with our request."""
 PROBE_S = 0.02
-"""Between two questions to replicas that other routers have filled, while requests wait."""
+"""Interval of asking replicas that other routers have filled, while requests wait."""
 logger = logging.getLogger("ray.serve")
 
 
 class RefusedByPolicy(BackPressureError):  # type: ignore[misc]
-    """A request that was not sent to any replica; the message says why. Over HTTP it is a 429 or a 503."""
+    """A request that was not sent to any replica, with the reason. Over HTTP it is a 429 or a 503."""
 
     def __init__(self, message: str, status_code: int = 503) -> None:
         Exception.__init__(self, message, status_code)
-        # Serve's proxy answers with the message of these alone; of any other, with a 500 that says nothing.
+        # Serve's proxy sends the message for these statuses only; for any other it sends a 500 without a reason.
         shown = status_code if status_code in (408, 429, 503) else 503
         self._message, self._status_code, self._retry_after_s = message, shown, None
 
@@ -112,7 +112,7 @@ def _inline(config: Mapping[str, Any] | Path | str | None) -> dict[str, Any] | N
     return plain
 
 
-# What a request says of itself
+# Settings of a request
 
 
 def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMetadata:
@@ -151,16 +151,16 @@ def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMet
 
 
 def _headers(pending: PendingRequest) -> dict[bytes, bytes]:
-    """Of the request that the proxy passes on, as bytes that it has made itself."""
+    """The headers of the request that the proxy passes on, as bytes that it has created itself."""
     first = pending.args[0] if pending.args else None
     if isinstance(first, bytes):
-        with suppress(Exception):  # a version of Serve that passes something else: the request has no headers then
+        with suppress(Exception):  # a version of Serve that passes something else: then the request has no headers
             return dict(pickle.loads(first).asgi_scope.get("headers", ()))
     return {}
 
 
 def _body(pending: PendingRequest) -> dict[str, Any]:
-    """The parts of the first argument that the gateway would read in the body of a request."""
+    """The parts of the first argument that the gateway would read from the body of a request."""
     first = pending.args[0] if pending.args else pending.kwargs.get("request", pending.kwargs.get("prompt"))
     if isinstance(first, str):
         return {"prompt": first}
@@ -171,7 +171,7 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
     return {name: first[name] for name in known if first.get(name) is not None}
 
 
-# The router. What earlier versions of Ray Serve lack (from 2.50 on) is made up for here.
+# The router. It adds what earlier versions of Ray Serve (from 2.50 on) lack.
 
 
 class ReportingReplica(RunningReplica):  # type: ignore[misc]
@@ -189,7 +189,7 @@ class ReportingReplica(RunningReplica):  # type: ignore[misc]
 
 
 class CommonRouter(RequestRouter):  # type: ignore[misc]
-    """`RequestRouter` with the hooks that routers need of it, whatever the version of Ray."""
+    """`RequestRouter` with the hooks that our router needs, for all versions of Ray."""
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
         if REPORTS_ENDS:
@@ -203,7 +203,7 @@ class CommonRouter(RequestRouter):  # type: ignore[misc]
         self.on_queue_length(replica_id, getattr(info, "num_ongoing_requests", info))
 
     def on_queue_length(self, replica_id: Any, number: int) -> None:
-        """A replica has said how many requests it runs."""
+        """Take in how many requests a replica runs."""
 
     def record_wait(self, pending: PendingRequest) -> None:
         """Serve's own metric of waiting (2.53 and newer)."""
@@ -223,12 +223,12 @@ class PointsmanRouter(CommonRouter):
         self._sent: defaultdict[tuple[str, str], list[RequestMetadata]] = defaultdict(list)
         """By Serve's own id and replica, the oldest first: calls that one request makes have the same id."""
         self._rejected: Counter[tuple[str, str]] = Counter()
-        """Tries that a replica did not take, whose ends Serve still reports."""
+        """Tries that a replica did not take, and whose ends Serve still reports."""
         self._results: dict[str, Any] = {}
-        """By the id of its record."""
+        """Requests by the id of their record."""
         self._reporter = Reporter(self._lane, deployment)
         self._tasks = Tasks(self._event_loop)
-        me = weakref.ref(self)  # Serve drops the router of a handle without a word
+        me = weakref.ref(self)  # Serve drops the router of a handle without a notification
         self._tasks.complete("reports", lambda: report(me))
         self._tasks.complete("replicas", lambda: ask_replicas_of_others(me))
 
@@ -326,7 +326,7 @@ async def report(of: "weakref.ref[PointsmanRouter]") -> None:
     keeper: Any = None
     while True:
         await asyncio.sleep(REPORT_S)
-        if (router := of()) is None or not ray.is_initialized():  # asking for an actor would start another Ray
+        if (router := of()) is None or not ray.is_initialized():  # looking up an actor would start another Ray
             return
         reporter = router._reporter
         del router
@@ -340,7 +340,7 @@ async def report(of: "weakref.ref[PointsmanRouter]") -> None:
 
 
 async def ask_replicas_of_others(of: "weakref.ref[PointsmanRouter]") -> None:
-    """While other routers use a replica, ask it how many requests it runs: none of our requests may tell."""
+    """While other routers use a replica, ask it how many requests it runs: our own requests may not show that."""
     pause_s = REPORT_S
     while True:
         await asyncio.sleep(pause_s)
@@ -366,14 +366,14 @@ def _replica(given: RunningReplica) -> Replica:
 
 
 class Reporter:
-    """What a router reports once a second: the state of its lane, and what has ended since."""
+    """The report of a router, once a second: the state of its lane, and the requests that have ended since."""
 
     def __init__(self, lane: ReplicaLane, deployment: str) -> None:
         self._lane = lane
         self.deployment = deployment
         self._name = f"{getpid()}-{uuid4().hex[:8]}"
         self.arrived = 0
-        """Since the last report."""
+        """Ends since the last report."""
         self._counted = count(1)
         self._ended: deque[tuple[float, bool | None]] = deque(maxlen=100_000)
         self._logged: set[str] = set()

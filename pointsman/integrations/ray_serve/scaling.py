@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 SERVES_OWN = "target-ongoing-requests"
-"""The default of Serve: as many replicas as its `target_ongoing_requests` needs."""
+"""Serve's default: as many replicas as its `target_ongoing_requests` needs."""
 LATENCIES = ("latency_ms", "ttft_ms", "tpot_ms")
-"""Metrics of `record_autoscaling_stats` that policies find where the gateway's are."""
+"""Metrics of `record_autoscaling_stats` that policies find in place of the gateway's."""
 SERVE_DELAYS = hasattr(autoscaling_policy, "_apply_default_params")
 """Ray 2.54 and newer apply delays and factors of a deployment to the number of any policy."""
 NAMED = "scaling_"
-"""Of the attributes of this module that are policies with their arguments."""
+"""The prefix of attributes of this module that are policies with their arguments."""
 
 
 def pointsman_scaling(
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> "ServeScaling":
 
 
 def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = False) -> Any:
-    """`was_in_force`: in place of one that cannot be loaded, a policy that says so. Else raises `ConfigError`."""
+    """`was_in_force`: replace a policy that cannot be loaded by one that reports it. Otherwise raises `ConfigError`."""
     problems = Problems("")
     problems.was_in_force = was_in_force
     made = scaling_policy(name, parameters, problems, ())
@@ -102,7 +102,7 @@ def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = Fal
 
 
 NOT_YET = object()
-"""In place of the answer of a call that still runs; None is an answer, too."""
+"""The result of a call that still runs; None is a valid result."""
 
 
 class PolicyCall:
@@ -159,7 +159,7 @@ class ServeScaling:
     def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         try:
             return self._decide(ctx), {}
-        except Exception:  # a defect of ours must not stop the applications of others
+        except Exception:  # a bug of ours must not stop other applications
             logging.getLogger("ray.serve").exception("pointsman: scaling of %s failed", ctx.deployment_name)
             return ctx.target_num_replicas, {}
 
@@ -211,7 +211,7 @@ class ServeScaling:
             if self._pickled:
                 return cloudpickle.loads(base64.b64decode(self._pickled))
             return _built(self._name, self._parameters, was_in_force=True)
-        except Exception as error:  # its module is not there in the controller
+        except Exception as error:  # the controller does not have its module
             return Unloadable(f"{type(error).__name__}: {error}")
 
     def _observe(self, one: ScaledDeployment, ctx: "AutoscalingContext", now: float) -> Load:
@@ -230,7 +230,7 @@ class ServeScaling:
                     if name in LATENCIES:
                         measurements.ended(now, **{name: float(value)})  # type: ignore[arg-type]
         ready = ctx.current_num_replicas
-        waiting = round(getattr(ctx, "total_queued_requests", None) or 0.0)  # Ray 2.50 does not tell
+        waiting = round(getattr(ctx, "total_queued_requests", None) or 0.0)  # Ray 2.50 does not report it
         load = Load(running=max(round(ctx.total_num_requests) - waiting, 0), waiting=waiting, arrived=self._arrived)
         starting = max(ctx.target_num_replicas - ready, 0)
         one.observed.observe_replicas(ReplicaCounts(ready=ready, starting=starting), now)
@@ -259,19 +259,19 @@ class ServeScaling:
         self._to_tell = scaling_status(one, load, now)
 
     def take_measured(self, measured: tuple[int, list[EndedRequest]]) -> dict[str, Any] | None:
-        """New measurements, from the other thread. Returns what to tell: status and records."""
+        """Take in measurements from the other thread. Returns what to report: status and records."""
         self._measured.put(measured)
         told, self._to_tell = self._to_tell, None
         return told
 
 
 def exchange(of: "weakref.ref[ServeScaling]", deployment: str) -> None:
-    """Fetch what routers have measured, and report what the policy decides, until the policy is gone."""
+    """Fetch the measurements of routers, and report the decisions of the policy, until the policy is gone."""
     after, keeper = 0, None
     while True:
         time.sleep(1.0)
         scaling = of()
-        if scaling is None or not ray.is_initialized():  # asking for an actor would start another Ray
+        if scaling is None or not ray.is_initialized():  # looking up an actor would start another Ray
             return
         try:
             keeper = keeper or records_keeper()

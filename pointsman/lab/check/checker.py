@@ -74,14 +74,14 @@ def check(build: Build, examples: int = 200) -> Report:
 
 
 class CheckRest(msgspec.Struct, frozen=True):
-    """The rest of a check that goes on after the policy has ended its process."""
+    """The part of a check that continues after the policy has ended its process."""
 
     done: tuple[str, ...] = ()
     """Promises that have been judged."""
     avoid: frozenset[str] = frozenset()
     """Cases in which the policy did not return."""
     hung: frozenset[str] = frozenset()
-    """Promises that were being tried then."""
+    """Promises that were under test when that happened."""
 
 
 WHOLE = CheckRest()

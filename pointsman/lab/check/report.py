@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Unjudged(Exception):
-    """A promise cannot be judged, because the policy gives no answers."""
+    """A promise that cannot be judged, because the policy gives no answers."""
 
 
 class CheckStarted(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +55,7 @@ class CaseStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class PromiseChecked(msgspec.Struct, frozen=True, tag=True):
-    """One promise has been tried; `broken` is None if it is kept."""
+    """A promise was tested; `broken` is None if it holds."""
 
     promise: str
     broken: Broken | None

@@ -115,7 +115,7 @@ FLAPPING_CHANGES = 4
 """This many changes in the second half of the rounds, on a constant load, count as never coming to rest."""
 
 STATE_ROUNDS = 4000
-"""At the default interval, a bit more than an hour."""
+"""Number of calls: a bit more than an hour at the default interval."""
 STATE_LONG_STEP_S = 600.0
 """With this interval, state that is kept for days has stopped growing after half of the rounds."""
 STATE_LONG_ROUNDS = 2000

@@ -188,7 +188,7 @@ def main() -> None:
     except BrokenPipeError:  # the parent has ended
         pass
     except BaseException as error:
-        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this may be a bug of ours
+        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this one may be a bug of ours
             traceback.print_exc()
         writer.on_event(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
     finally:

@@ -18,7 +18,7 @@ from pointsman.scaling.policy import DeploymentView, Wish
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000
-"""As many replicas or more are no limit."""
+"""A limit of this many replicas or more counts as none."""
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 
 
@@ -43,7 +43,7 @@ class Comparison:
     def __init__(
         self, replay: Replay, policies: Mapping[str, ReplayOutcome], targets: Mapping[str, float] | None = None
     ) -> None:
-        """`targets`: requests per replica that policies aim at, where that is known."""
+        """`targets`: the requests per replica that each policy aims at, if known."""
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
         self.policies, self.targets = dict(policies), dict(targets or {})
         self.references = {

@@ -11,7 +11,7 @@ from pointsman.render.svg import Canvas, number
 WIDTH, HEIGHT = 960.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 40.0, 26.0
 COLUMNS = 640
-"""Of the plot; each shows the maximum of its interval."""
+"""Columns of the plot; each shows the maximum of its interval."""
 DAY_S = 86400.0
 STYLE = """<style>
 text { font: 11px ui-sans-serif, system-ui, sans-serif; fill: #57606a; }

@@ -61,7 +61,7 @@ class Series:
         return self._before[-1]
 
     def rate(self, at: float) -> float:
-        """At a time in seconds since the beginning."""
+        """The rate at a time in seconds since the beginning."""
         return self.rates[min(max(int(at / self.bin_s + 1e-9), 0), len(self.rates) - 1)]
 
     def mean(self, start: float, end: float) -> float:

@@ -17,9 +17,9 @@ from pointsman.errors import PointsmanError
 from pointsman.lab.traffic.recording import RecordedRequest, Recording
 
 CLIENT_SHIFT_S = 60.0
-"""The recordings of further clients begin up to this much later, so that their bursts do not coincide."""
+"""The recording of each further client begins at most this much later, so that bursts do not coincide."""
 CLIENT_STEP = 1 << 44
-"""Between the block names of one client and the next: clients share no prompts."""
+"""Distance between the block names of two clients, so that clients share no prompts."""
 
 
 class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +41,14 @@ class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 class Arrival(NamedTuple):
     at: float
-    """Seconds since the first."""
+    """Seconds since the first arrival."""
     number: int
-    """In the order of arrival, from 0."""
+    """Position in the order of arrival, from 0."""
     request: RecordedRequest
 
 
 def arrivals(recording: Recording, load: ReplayLoad, seed: int) -> Iterator[Arrival]:
-    """In the order of time. A closed loop may delay them."""
+    """Arrivals in order of time. A closed loop may delay them."""
     load.check()
     each: Iterator[tuple[float, RecordedRequest]]
     if not load.clients:
@@ -60,7 +60,7 @@ def arrivals(recording: Recording, load: ReplayLoad, seed: int) -> Iterator[Arri
 
 
 def _spread(recording: Recording, spread: bool, seed: int) -> Iterator[tuple[float, RecordedRequest]]:
-    """With seconds since the first. Requests of one tick keep their order."""
+    """Requests with their seconds since the first arrival. Requests with equal timestamps keep their order."""
     survey = recording.survey()
     if not spread or not survey.tick_ms:
         yield from (((one.timestamp - survey.began_ms) / 1000, one) for one in recording)
@@ -87,9 +87,9 @@ def _several_clients(recording: Recording, load: ReplayLoad, seed: int) -> Itera
 def _one_client(
     recording: Recording, load: ReplayLoad, seed: int, client: int, shift_s: float, share: float
 ) -> Iterator[tuple[float, RecordedRequest]]:
-    """`share`: of its conversations. Turns of one conversation are kept or left out together."""
+    """A share of the conversations. Turns of one conversation are kept or dropped together."""
     for at, one in _spread(recording, load.spread, seed):
-        # The second block tells conversations apart: the first is often a system prompt that all share.
+        # The second block identifies a conversation: the first is often a system prompt that all conversations share.
         conversation = one.session_id or (one.hash_ids[1] if len(one.hash_ids) > 1 else f"{at}")
         if share < 1.0 and random.Random(f"{conversation}").random() >= share:
             continue

@@ -5,8 +5,8 @@ and the share of requests that could be in time. What is assumed, always in favo
 
 - A prompt is computed only from the end of the longest prefix that any earlier arrival has, wherever that was computed;
   at least its last token is computed. Caches are unlimited, shared by all engines, and filled when a request arrives.
-- Work is marginal: a token costs `cc` and its part of a full step's `c0`; attention and context cost what they cost.
-  Weights are read for nothing, and no step is partly filled.
+- Work is marginal: a token costs `cc` and its part of a full step's `c0`; attention and context have their full cost.
+  Reading weights costs nothing, and no step is partly filled.
 - All engines together are one machine that is so many times as fast, and may pause any work without loss.
 - Of requests in time, the work until the first token must be done by its deadline, and all work by the deadline of the
   last token; the two are counted apart, and the smaller number is the bound.
@@ -14,7 +14,7 @@ and the share of requests that could be in time. What is assumed, always in favo
 A request that would miss its objective alone on an idle engine misses it under any policy (an intrinsic miss). Of the
 others, the most that the pooled machine ends by their deadlines is found as by Moore and Hodgson: requests are taken in
 the order of their deadlines, and when one is late, the one is dropped whose absence helps most. Deadlines have the
-order of arrivals here, for which that is optimal (Kise, Ibaraki and Mine). What is dropped may wait without end. If
+order of arrivals here, for which that is optimal (Kise, Ibaraki and Mine). A dropped request may wait without limit. If
 every request must be served, the longest wait is at least that of the pooled machine in the order of arrival; a limit
 below it can be kept by no policy.
 """
@@ -37,16 +37,16 @@ from pointsman.simulator.performance import Hardware, hardware
 Seconds = NDArray[np.float64]
 STEP_TOKENS = Limits().max_num_batched_tokens
 SHARE = 0.9
-"""Of requests that must be in time at a capacity."""
+"""Default share of requests that must be in time at the capacity."""
 TOLERANCE = 0.005
-"""Of a capacity, relative."""
+"""Relative precision of a capacity."""
 
 
 class RequestWork(msgspec.Struct, frozen=True):
-    """What each request costs at least, in seconds of one engine; in the order of arrival."""
+    """The minimum work of each request, in seconds of one engine; in the order of arrival."""
 
     first_token: Seconds
-    """Until its first token."""
+    """Work until the first token."""
     whole: Seconds
     alone: Seconds
     """Time to the first token on an idle engine."""
@@ -56,26 +56,26 @@ class RequestWork(msgspec.Struct, frozen=True):
 
 
 class TrafficBound(msgspec.Struct, frozen=True, kw_only=True):
-    """At one speed, with one seed."""
+    """The bound at one speed, with one seed."""
 
     hit_rate: float
     """Share of input tokens with an unlimited shared cache."""
     serve_all: float
-    """The speed at which all work takes all the time of all engines."""
+    """The speed-up at which the work takes the full time of all engines."""
     intrinsic_misses: float
     """Share of requests that no policy can serve in time."""
     attainment: float
-    """Share of requests that can be in time at most, if late ones may wait without end."""
+    """Maximum share of requests in time, if late requests may wait without limit."""
     least_wait_s: float
-    """If every request is served, one waits at least this long for its first token."""
+    """If every request is served, at least one waits this long for its first token."""
 
     def attainment_within(self, limit_s: float) -> float | None:
-        """The same if no request may wait longer for its first token; None: no policy can serve all of them so."""
+        """As `attainment`, if no first token may take longer than this; None if no policy can serve all requests so."""
         return self.attainment if self.least_wait_s <= limit_s else None
 
 
 def engines_of(fleet: LabFleet) -> tuple[int, Hardware]:
-    """How many engines of which hardware. Raises where a fleet has no such number."""
+    """The number of engines and their hardware. Raises if the fleet does not have equal simulated engines."""
     [deployment, *more] = fleet.document["deployments"]
     engine = deployment.get("engine") or {}
     parameters = engine.get("parameters") or {}
@@ -88,7 +88,7 @@ def engines_of(fleet: LabFleet) -> tuple[int, Hardware]:
 
 
 def work_of(requests: Sequence[RecordedRequest], machine: Hardware) -> RequestWork:
-    """Of requests in the order of arrival."""
+    """The minimum work of requests, in the order of arrival."""
     seen: set[int] = set()
     rows = np.empty((4, len(requests)))
     cached_tokens = input_tokens = 0
@@ -108,7 +108,7 @@ def work_of(requests: Sequence[RecordedRequest], machine: Hardware) -> RequestWo
 
 
 def _marginal(input_tokens: int, cached: int, output: int, machine: Hardware) -> tuple[float, float, float, float]:
-    """In ms: work until the first token, all work, time to the first token alone, time to the last alone."""
+    """In ms: work until the first token, all work, time to the first token alone, time to the last token alone."""
     own = input_tokens - cached
     token = machine.cc + machine.c0 / STEP_TOKENS
     first = token * own + machine.ca * own * (cached + own / 2)
@@ -127,7 +127,7 @@ def _marginal(input_tokens: int, cached: int, output: int, machine: Hardware) ->
 def bound(
     recording: Recording, load: ReplayLoad, fleet: LabFleet, objectives: Objectives, seed: int = 0
 ) -> TrafficBound:
-    """Of a replay with this load and seed."""
+    """The bound of a replay with this load and seed."""
     number, machine = engines_of(fleet)
     each = list(arrivals(recording, load, seed))
     work = work_of([one.request for one in each], machine)
@@ -136,15 +136,15 @@ def bound(
 
 
 class TimelyWork(msgspec.Struct, frozen=True):
-    """What must be done of each request for it to be in time."""
+    """The work of each request, and the deadlines by which it must be done."""
 
     possible: NDArray[np.bool_]
-    """Whether it could be in time alone."""
+    """Whether the request could be in time on an idle engine."""
     first_limit: Seconds
     first_work: Seconds
-    """To be done within that limit; of a request with an objective for its whole answer, all of it."""
+    """Work that is due within `first_limit`; all of it if the request has an objective for its whole answer."""
     last_limit: Seconds
-    """For all of its work, by the objective of the token pace."""
+    """Time limit for the whole work, from the objective for the time per token."""
 
 
 def demand_of(work: RequestWork, requests: Sequence[RecordedRequest], objectives: Objectives) -> TimelyWork:
@@ -188,10 +188,10 @@ def most_in_time(times: Seconds, work: Seconds, limits: Seconds) -> int:
     kept = 0
     size = len(times)
     starts, arrived, needs = np.empty(size), np.empty(size), np.empty(size)
-    """Of the jobs that are kept, in order; `kept` of them."""
+    """The jobs that are kept, in order; `kept` is their number."""
     free = -np.inf
     busy_from = 0
-    """The first job of the busy period that the last job ends."""
+    """The first job of the busy period that ends with the last job."""
     for at, need, deadline in zip(times.tolist(), work.tolist(), deadlines.tolist(), strict=True):
         if at >= free:
             busy_from, start = kept, at

@@ -1,7 +1,7 @@
 """The capacity of a fleet under a policy: the largest speed-up at which enough of all requests meet their objectives.
 
 Enters: policies, and a trial. Leaves: a speed for each, found by bisection over seeds, with the longest waits beside
-it, since a policy can gain capacity by letting hopeless requests wait. The one rule: a request that was not served is a
+it, since a policy can gain capacity by delaying hopeless requests. The one rule: a request that was not served is a
 miss.
 """
 
@@ -18,21 +18,21 @@ from pointsman.render.text import text_table
 
 LOWEST, HIGHEST = 0.05, 64.0
 STEP = 1.5
-"""From one speed to the next, until one is too much."""
+"""Factor from one speed to the next, until one is too high."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one policy."""
+    """The capacity under one policy."""
 
     policy: str
     speed: float
-    """The largest speed that was tried with enough requests in time; 0: not even the lowest."""
+    """The highest speed tried with enough requests in time; 0 if even the lowest had too few."""
     beyond: float | None
-    """The least speed that was tried and too much; None: none was."""
+    """The lowest speed tried that was too high; None if none was."""
     attainment: float
-    """At `speed`, mean over seeds."""
+    """The value at `speed`, as a mean over seeds."""
     ttft_p99_s: float
-    """At `speed`."""
+    """The value at `speed`."""
     rejected: float
     tried: dict[float, float]
     """Speed -> attainment."""
@@ -52,7 +52,7 @@ def capacities(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> list[Capacity]:
-    """Of each policy. `tolerance`: of the speed, relative. The next speed of every policy is tried at the same time."""
+    """The capacity of each policy. `tolerance` is relative. The next speeds of all policies are tried in parallel."""
     searches = [_Search(policy, start, share, tolerance) for policy in policies]
     while open_ := [one for one in searches if one.next is not None]:
         trials = [trial for one in open_ for trial in grid(base, [one.policy], [one.next or start], seeds)]
@@ -63,7 +63,7 @@ def capacities(
 
 
 class _Search:
-    """First outwards from a speed until one is enough and one too much, then in halves."""
+    """The next speed: outwards until one is low enough and one too high, then by bisection."""
 
     def __init__(self, policy: TriedPolicy, start: float, share: float, tolerance: float) -> None:
         self.policy, self._share, self._tolerance = policy, share, tolerance
@@ -110,7 +110,7 @@ class _Search:
 
 
 def capacity_table(found: Sequence[Capacity], highest: float | None) -> str:
-    """`highest`: what no policy can exceed; None if that is not known."""
+    """`highest`: a speed that no policy can exceed; None if unknown."""
     heads = ["policy", "capacity", "too much", "SLO met", "TTFT p99", "rejected", *(["of bound"] if highest else [])]
     rows = [
         [

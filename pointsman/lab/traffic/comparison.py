@@ -70,7 +70,7 @@ MEASURES: dict[str, Measure] = {
 
 
 class Cell(NamedTuple):
-    """One policy at one speed, all seeds."""
+    """One policy at one speed, with all seeds."""
 
     policy: str
     speed: float
@@ -82,10 +82,10 @@ class Cell(NamedTuple):
 
 
 class TrafficComparison:
-    """All cells; the first policy is the one that others are compared with."""
+    """All cells; differences are relative to the first policy."""
 
     def __init__(self, finished: Sequence[Finished], bounds: Mapping[float, TrafficBound] | None = None) -> None:
-        """`bounds`: by speed, where there is one."""
+        """`bounds`: the bound at each speed, if there is one."""
         self.bounds = dict(bounds or {})
         self.cells: dict[tuple[str, float], Cell] = {}
         for one in finished:
@@ -98,7 +98,7 @@ class TrafficComparison:
         self.trials, self.cached = len(finished), sum(one.cached for one in finished)
 
     def difference(self, policy: str, speed: float, measure: str) -> SeedMean:
-        """To the first policy, paired by seed."""
+        """The difference from the first policy, paired by seed."""
         first = {run.seed: MEASURES[measure](run) for run in self.cells[self.policies[0], speed].runs}
         own = self.cells[policy, speed].runs
         return estimate([MEASURES[measure](run) - first[run.seed] for run in own])
@@ -144,7 +144,7 @@ class TrafficComparison:
         ]
 
     def of_bound(self, cell: Cell) -> float | None:
-        """The share of the largest possible attainment; None if that is not known."""
+        """The share of the highest possible attainment; None if that is unknown."""
         best = self.bounds.get(cell.speed)
         return None if best is None or not best.attainment else cell.of("attainment").mean / best.attainment
 
@@ -204,14 +204,14 @@ def with_interval(found: SeedMean) -> str:
 
 
 def signed(found: SeedMean) -> str:
-    """A difference; with a star if its interval leaves 0 out."""
+    """A difference, with a star if its interval excludes 0."""
     if math.isnan(found.half):
         return f"{found.mean:+.3f}"
     return f"{found.mean:+.3f} ±{found.half:.3f}{'*' if abs(found.mean) > found.half else ''}"
 
 
 def bounds_of(base: Trial, speeds: Sequence[float]) -> dict[float, TrafficBound]:
-    """By speed, for the first seed; empty where there is no bound: sessions in a closed loop, fleets of other kinds."""
+    """The bound at each speed, for the first seed; empty for closed loops, and for fleets without equal engines."""
     load, fleet = base.setting.load, base.setting.fleet
     try:
         engines_of(fleet)

@@ -25,23 +25,23 @@ ENGINES = re.compile(r"(\d+)x(\S+)")
 TENSOR_PARALLEL = re.compile(r"\|tp(\d+)$")
 DEPLOYMENT = "fleet"
 MACHINE_GPUS, MACHINE_GPU_BYTES, MACHINE_BYTES, MACHINE_CPUS = 8, 80 << 30, 2 << 40, 256.0
-"""Of the machines that a manifest is placed on."""
+"""The size of the machines on which a manifest is placed."""
 MACHINES = 64
 
 
 class LabFleet(msgspec.Struct, frozen=True):
-    """What a recording is replayed on."""
+    """The fleet that serves a recording."""
 
     text: str
-    """As it was written."""
+    """The text that names it."""
     document: dict[str, Any]
-    """A manifest."""
+    """A manifest, as plain data."""
     folder: str
     gpus: int = 0
-    """Of each instance; 0: what the manifest says."""
+    """GPUs of each instance; 0: as the manifest says."""
 
     def manifest(self, policy: TriedPolicy | None, deployment: str = "") -> ManifestText:
-        """With this policy for this deployment; None: as it is. Empty: the only deployment."""
+        """The manifest with this policy for a deployment (empty: the only one); None: unchanged."""
         document = self.document
         if policy is not None:
             chosen = self._chosen(deployment)
@@ -54,7 +54,7 @@ class LabFleet(msgspec.Struct, frozen=True):
         return ManifestText(json.dumps(document), folder, self.text)
 
     def plan(self, policy: TriedPolicy | None, deployment: str = "") -> PointsmanPlan:
-        """What that builds. Raises `ConfigError`."""
+        """The plan that the manifest builds. Raises `ConfigError`."""
         text = self.manifest(policy, deployment)
         return load_manifest(text.text, text.folder, text.file)
 
@@ -69,7 +69,7 @@ class LabFleet(msgspec.Struct, frozen=True):
         return next(iter(known.values()))
 
     def workers(self) -> list[Worker]:
-        """Machines for the instances of a manifest; none are needed where its engines need no place."""
+        """Machines for the instances of a manifest; none if its engines need no place."""
         if self.gpus:
             return []
         gpus = tuple(Gpu(index=index, memory_bytes=MACHINE_GPU_BYTES) for index in range(MACHINE_GPUS))
@@ -80,7 +80,7 @@ class LabFleet(msgspec.Struct, frozen=True):
 
 
 def fleet_of(text: str) -> LabFleet:
-    """COUNTxHARDWARE, or a manifest."""
+    """Read COUNTxHARDWARE, or a manifest."""
     found = ENGINES.fullmatch(text)
     if found is None:
         return _of_manifest(text)

@@ -20,7 +20,7 @@ NO_TENANT = "(none)"
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """What a request must get; one with an `slo_ms` of its own must be answered within that instead."""
+    """Latency objectives; a request with its own `slo_ms` must instead be answered within that."""
 
     ttft_s: float = 5.0
     """Time to the first token, from the arrival."""
@@ -36,14 +36,14 @@ class Objectives(msgspec.Struct, frozen=True):
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """In seconds, of requests that were served."""
+    """Latencies of served requests, in seconds."""
 
     mean: float
     p50: float
     p90: float
     p99: float
     quantiles: list[float]
-    """At 0 %, 1 %, .. 100 %."""
+    """Quantiles at 0 %, 1 %, .. 100 %."""
 
 
 class TenantFigures(msgspec.Struct, frozen=True):
@@ -63,11 +63,11 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     """Share of all requests that met their objectives."""
     late: float
-    """Share whose first token was late, among those without an objective of their own."""
+    """Share of requests without an objective of their own whose first token was late."""
     slow: float
-    """Share that was in time with the first token, and then too slow."""
+    """Share of requests whose first token was in time, and whose tokens then came too slowly."""
     rejected: float
-    """Share that was not served."""
+    """Share of requests that were not served."""
     ttft: Latencies
     tpot: Latencies
     latency: Latencies
@@ -77,11 +77,11 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     goodput_per_s: float
     """Requests that met their objectives, per second of the recording."""
     tokens_per_s: float
-    """Output tokens per second, until the last end."""
+    """Output tokens per second, until the last request ends."""
     seconds: float
     gpu_hours: float
     cost_per_million_tokens: float | None
-    """Input and output tokens of requests that were served; None if there are none, or no GPUs."""
+    """Cost per million input and output tokens of served requests; None if there are none, or no GPUs."""
     fairness: float
     """Jain's index over the attainments of tenants: 1 if they are equal, 1/n if one tenant of n gets everything."""
     tenants: dict[str, TenantFigures]
@@ -93,13 +93,13 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 RELATIVE = 1e-3
 """The width of the bins of a `Spread`."""
 LEAST = 1e-9
-"""Smaller values are counted as this one."""
+"""Smaller values count as this one."""
 AT_ONCE = 4096
-"""Values that are counted together, which takes a tenth of the time."""
+"""Number of values that are counted together, which takes a tenth of the time."""
 
 
 class Spread:
-    """How values are spread, in as much memory whatever their number: counts by logarithm.
+    """The distribution of values, in constant memory: counts by logarithm.
 
     Quantiles are within half a thousandth of the true ones; the mean is exact.
     """
@@ -113,7 +113,7 @@ class Spread:
         self._fresh = array("d")
         """Values that are not counted yet."""
         self.add = self._fresh.append
-        """Called with a value that is not negative. Call `count_fresh` now and then."""
+        """Call it with a value of at least 0. Call `count_fresh` now and then."""
 
     def count_fresh(self) -> None:
         fresh = np.frombuffer(self._fresh)
@@ -126,7 +126,7 @@ class Spread:
         counts = self._counts
         for place, count in zip(*(each.tolist() for each in np.unique(places, return_counts=True)), strict=True):
             counts[place] = counts.get(place, 0) + count
-        del fresh  # while it exists, the array cannot shrink
+        del fresh  # while this buffer exists, the array cannot shrink
         del self._fresh[:]
 
     @property
@@ -140,7 +140,7 @@ class Spread:
         return self._sum / count if count else math.nan
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """In the order of the shares, which rise."""
+        """Quantiles at these shares, which must be in ascending order."""
         found: list[float] = []
         last = self.count - 1
         places = iter(sorted(self._counts.items()))
@@ -155,7 +155,7 @@ class Spread:
         return found
 
     def latencies(self) -> Latencies:
-        """nan throughout if there are no values."""
+        """All nan if there are no values."""
         if not self.count:
             return Latencies(math.nan, math.nan, math.nan, math.nan, [])
         shown = dict(zip(SHOWN, self.quantiles(list(SHOWN.values())), strict=True))
@@ -176,14 +176,14 @@ class _TenantSums:
 
 
 class RunCounters:
-    """Adds requests up as they end, and keeps none of them."""
+    """Sums requests up as they end, and keeps none of them."""
 
     def __init__(self, objectives: Objectives) -> None:
         self._objectives = objectives
         self._ttft, self._tpot, self._latency = Spread(), Spread(), Spread()
         self._requests = self._served = self._met = self._late = self._slow = 0
         self._input = self._output = self._cached = 0
-        """Tokens of requests that were served."""
+        """Tokens of served requests."""
         self._last_at = 0.0
         self._tenants: dict[str, _TenantSums] = {}
         self._outcomes: dict[str, int] = {}
@@ -230,7 +230,7 @@ class RunCounters:
         seed: int,
         gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> RunFigures:
-        """Of the requests that were added; of the rest, as the replay says."""
+        """The figures of the requests that were added; the other figures come from the replay."""
         requests, span_s = self._requests, self._last_at or 1.0
         tokens = self._input + self._output
         tenants = {name: sums.figures() for name, sums in sorted(self._tenants.items())}
@@ -263,7 +263,7 @@ class RunCounters:
 
 
 def figures(replayed: Replayed, objectives: Objectives, *, policy: str, speed: float, seed: int) -> RunFigures:
-    """Of a replay that kept what became of its requests."""
+    """The figures of a replay that kept the outcomes of its requests."""
     counters = RunCounters(objectives)
     for one in replayed.ended:
         counters.add(one)

@@ -120,7 +120,7 @@ def _in_time(compared: TrafficComparison, name: str, speed: float) -> list[str |
 
 
 def _direction(difference: SeedMean, better: int) -> str:
-    """up or down if the interval leaves 0 out."""
+    """The class up or down if the interval excludes 0."""
     clear = not math.isnan(difference.half) and abs(difference.mean) > difference.half
     return "" if not clear else "up" if difference.mean * better > 0 else "down"
 
@@ -145,13 +145,13 @@ def _bounds(compared: TrafficComparison) -> str:
     ]  # fmt: skip
     note = (
         "No policy exceeds it. Assumed: an unlimited prefix cache that all engines share, marginal work, and all "
-        "engines as one machine that may pause any work. The share in time lets late requests wait without end."
+        "engines as one machine that may pause any work. The share in time lets late requests wait without limit."
     )
     return f"<h2>What is possible</h2>{_table(heads, rows)}<p class=dim>{note}</p>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | tuple[str, str]]]) -> str:
-    """A cell may have a class."""
+    """An HTML table; a cell may have a class."""
     top = "".join(f"<th>{xml(head)}</th>" for head in heads)
     each = [
         "".join(

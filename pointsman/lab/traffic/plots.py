@@ -20,7 +20,7 @@ class Line:
 
 
 class Axis:
-    """Values to places, linear or logarithmic."""
+    """Maps values to positions, linearly or logarithmically."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         self.log = log
@@ -61,7 +61,7 @@ def line_plot(
     marks: Mapping[str, float] | None = None,
     dots: bool = False,
 ) -> str:
-    """`log`: the x axis. `marks`: named vertical lines. `dots`: at the points."""
+    """`log`: a logarithmic x axis. `marks`: named vertical lines. `dots`: a dot at each point."""
     points = [point for line in lines for point in line.points]
     if not points:
         return f"<p>{xml(title)}: nothing to show</p>"
@@ -99,7 +99,7 @@ def _axes(canvas: Canvas, x_axis: Axis, y_axis: Axis, x_name: str, y_name: str) 
 
 
 def heat_map(title: str, rows: Mapping[str, Sequence[float]], bin_s: float) -> str:
-    """One row per instance, time to the right, darker for more."""
+    """A row per instance, with time to the right; darker means more."""
     names = sorted(rows, key=_natural)
     columns = max((len(row) for row in rows.values()), default=0)
     if not columns:

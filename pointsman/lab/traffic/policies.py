@@ -66,9 +66,9 @@ class TriedPolicy(msgspec.Struct, frozen=True):
 
     name: str
     section: dict[str, Any]
-    """As `scheduling` of a deployment."""
+    """The `scheduling` section of a deployment."""
     folder: str = ""
-    """Classes of the user's may be in it; empty: the current one."""
+    """The folder of users' classes that the section names; empty: the current folder."""
 
 
 def policy_of(text: str) -> TriedPolicy:
@@ -118,7 +118,7 @@ def _of_file(file: Path) -> TriedPolicy:
 
 
 def distinct(tried: Sequence[TriedPolicy]) -> list[TriedPolicy]:
-    """With a number behind names that come twice."""
+    """The policies, with a number appended to repeated names."""
     seen: dict[str, int] = {}
     named = []
     for one in tried:

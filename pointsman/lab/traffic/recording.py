@@ -18,13 +18,13 @@ import msgspec
 from pointsman.errors import PointsmanError, UnusableFile
 
 BLOCK_TOKENS = 512
-"""Tokens that one of `hash_ids` stands for."""
+"""Tokens of the block that each of `hash_ids` names."""
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 JSON_LINE = '{"timestamp": 1200, "input_length": 700, "output_length": 40}, with the timestamp in milliseconds'
 LEAST_TICK_MS = 10.0
-"""Timestamps that are closer are not ticks of a coarse clock."""
+"""Timestamps that are closer than this are not ticks of a coarse clock."""
 PER_TICK = 2.0
-"""Requests with the same timestamp, on average, from which on timestamps are ticks."""
+"""Minimum mean number of requests per timestamp for timestamps to count as ticks."""
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -43,11 +43,11 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
     priority: int = 0
     slo_ms: float | None = None
-    """Its whole answer is due this long after its arrival. None: the objectives of the run."""
+    """Time limit for its whole answer, from its arrival. None: the objectives of the run."""
     model: str = ""
-    """Empty: the only one of the fleet."""
+    """Empty: the only model of the fleet."""
     think_ms: float = 0.0
-    """In a closed loop, time between the end of the turn before it in its session and this one."""
+    """In a closed loop, time between the end of the previous turn in its session and this request."""
 
 
 class UnreadableRecording(PointsmanError, ValueError):
@@ -55,11 +55,11 @@ class UnreadableRecording(PointsmanError, ValueError):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass over a recording tells."""
+    """What one pass over a recording finds."""
 
     name: str
     digest: str
-    """Of its content."""
+    """The digest of the content."""
     requests: int
     began_ms: float
     ended_ms: float
@@ -72,7 +72,7 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last, and the tick after it."""
+        """Time from the first arrival to the last, plus one tick."""
         return (self.ended_ms - self.began_ms + self.tick_ms) / 1000
 
 
@@ -89,10 +89,10 @@ class Recording:
         self._survey: Survey | None = None
 
     def __iter__(self) -> Iterator[RecordedRequest]:
-        """In the order of arrival."""
+        """Requests in the order of arrival."""
         if self.survey().in_order:
             yield from self._each()
-        else:  # as a recorder writes it that notes requests when they end
+        else:  # in the order in which a recorder writes them: as they end
             yield from sorted(self._each(), key=lambda one: one.timestamp)
 
     def _each(self) -> Iterator[RecordedRequest]:

@@ -1,4 +1,4 @@
-"""Regret of a single decision: what would have become of everything, had one request gone elsewhere.
+"""Regret of a single decision: the difference to all outcomes if one request had gone to another instance.
 
 Enters: a trial and a request. Leaves: for each other instance, the difference that it makes. The one rule: the replay
 is the same up to the decision; that one choice is replaced, and then the policy goes on by itself.
@@ -21,19 +21,19 @@ from pointsman.render.text import text_table
 
 
 class Branch(msgspec.Struct, frozen=True):
-    """One instance for the request, and what follows."""
+    """The outcome if the request goes to this instance."""
 
     instance: str
     chosen: bool
-    """By the policy."""
+    """Whether the policy has chosen it."""
     ttft_s: float
-    """Of the request."""
+    """Time to the first token of the request."""
     tpot_s: float
     met: bool
     misses: int
-    """Of all requests."""
+    """Missed objectives of all requests."""
     ttft_mean_s: float
-    """Of all that were served."""
+    """Means over all served requests."""
     latency_mean_s: float
 
 
@@ -43,7 +43,7 @@ class Regret(msgspec.Struct, frozen=True):
     cached: dict[str, int]
     """Tokens of its prompt that each instance had cached."""
     branches: list[Branch]
-    """The policy's first, then the best first."""
+    """The policy's choice first, then the best first."""
 
     @property
     def misses(self) -> int:

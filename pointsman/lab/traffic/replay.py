@@ -33,45 +33,45 @@ from pointsman.simulator.performance import Pace
 from pointsman.types import RequestMetadata
 
 START_LIMIT_S = 3600.0
-"""An instance that has not started by then never does."""
+"""An instance that has not started by then counts as one that never starts."""
 DRAIN_LIMIT_S = 48 * 3600.0
-"""After the last arrival. What has not ended by then never does."""
+"""Time after the last arrival at which a replay gives up requests that have not ended."""
 BINS = 240
-"""Of the time line."""
+"""Number of intervals of the time line."""
 SESSION_HEADER = "x-session-id"
 BLOCK_BYTES = BLOCK_TOKENS * 4
 _64_BITS = (1 << 64) - 1
 
 
 def faults_of(file: Path) -> FaultDocument:
-    """What a file lists, for a `ReplaySetting`."""
+    """The faults and settings that a file lists, for a `ReplaySetting`."""
     return read_faults(text_of(file), str(file))
 
 
 class ReplaySetting(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything but recording, policy and seed."""
+    """All settings of a replay except recording, policy and seed."""
 
     fleet: LabFleet
     load: ReplayLoad = ReplayLoad()
     deployment: str = ""
-    """The one whose policy is tried; empty: the only one."""
+    """The deployment whose policy is tried; empty: the only one."""
     scrape_interval_s: float | None = 0.5
-    """None: metrics are never read."""
+    """Time between two readings of metrics; None: metrics are never read."""
     scrape_delay_s: float = 0.01
     start_up_s: float = 1.0
-    """Of an instance."""
+    """Duration of an instance's start."""
     faults: FaultDocument | None = None
-    """What goes wrong, in seconds since the first arrival."""
+    """The faults, in seconds since the first arrival."""
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of one request; times in seconds since the first arrival."""
+    """The outcome of one request; times in seconds since the first arrival."""
 
     number: int
     at: float
-    """Its arrival."""
+    """Time of its arrival."""
     sent_at: float
-    """nan if it was never sent, and so on."""
+    """Time at which it was sent; nan if it never was. Likewise for the times below."""
     first_at: float
     ended_at: float
     served: bool
@@ -100,36 +100,36 @@ class TimeLine(msgspec.Struct, frozen=True):
 
     bin_s: float
     waiting: list[int]
-    """Requests in the queue of the dispatchers."""
+    """Requests in the queues of the dispatchers."""
     running: list[int]
     replicas: list[int]
     """Instances that take requests."""
     load: dict[str, list[int]]
-    """By instance: requests in flight."""
+    """Requests in flight, by instance."""
 
 
 class Replayed(msgspec.Struct, frozen=True):
     ended: list[RequestOutcome]
-    """In the order of arrival; empty if they went elsewhere."""
+    """Outcomes in the order of arrival; empty if a listener received them."""
     line: TimeLine
     seconds: float
-    """From the first arrival to the last end."""
+    """Time from the first arrival to the last end."""
     gpu_hours: float
-    """Of all instances that were up in that time."""
+    """GPU hours of all instances that were up in that time."""
     errors: list[str]
-    """What went wrong in the policy, and faults that could not happen."""
+    """Failures of the policy, and faults that could not be injected."""
 
 
 class Substitution(msgspec.Struct, frozen=True):
-    """One decision that is not left to the policy."""
+    """One decision that is made in place of the policy."""
 
     request: int
-    """In the order of arrival, from 0."""
+    """The request, by its position in the order of arrival, from 0."""
     instance: str
 
 
 class SubstitutingRoute:
-    """A route that has no choice for one request."""
+    """A route without a choice for one request."""
 
     def __init__(self, route: Route, substitution: Substitution) -> None:
         self.name = route.name
@@ -151,7 +151,7 @@ def substitute(lane: Lane, substitution: Substitution) -> None:
 
 
 class Player:
-    """Plays one recording to one simulated plane."""
+    """Replays one recording on one simulated plane."""
 
     def __init__(
         self,
@@ -162,10 +162,10 @@ class Player:
         ended: Callable[[RequestOutcome], None],
         substitution: Substitution | None = None,
     ) -> None:
-        """`ended` is called with what became of each request, in the order of their ends."""
+        """`ended` is called with the outcome of each request, in the order in which they end."""
         self._recording, self._setting, self._seed = recording, setting, seed
         self.paces: dict[str, Pace] = {}
-        """By instance."""
+        """Requests in flight, by instance."""
         self.simulation = Simulation(
             setting.fleet.manifest(policy, setting.deployment),
             setting.fleet.workers(),
@@ -183,7 +183,7 @@ class Player:
         self._began = self._seconds = 0.0
         self._ended = ended
         self._open: dict[str, Arrival] = {}
-        """Requests that have arrived and not ended."""
+        """Requests that have arrived and have not ended."""
         self._sessions = _Sessions(self) if setting.load.closed else None
         self._blocks: dict[str, int] = {}
         self._sampled = _Samples(self.simulation, setting.fleet.gpus)
@@ -214,7 +214,7 @@ class Player:
         return self._replayed()
 
     def submit(self, arrival: Arrival) -> None:
-        """A request arrives now."""
+        """Let a request arrive now."""
         one, name = arrival.request, str(arrival.number)
         lane = self._lane(one.model)
         self._open[name] = arrival
@@ -267,7 +267,7 @@ class Player:
         while self._open or (self._sessions is not None and self._sessions.waits):
             if clock.now() >= limit:
                 raise PointsmanError(f"requests are still unanswered {DRAIN_LIMIT_S / 3600:g} h after the last arrival")
-            clock.run_on(limit)  # it halts when no request is left
+            clock.run_on(limit)  # the loop stops when no request is left
 
     def _lanes(self) -> Iterable[Lane]:
         return self.simulation.traffic.lanes.values()
@@ -314,7 +314,7 @@ class _Sessions:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._open: dict[str, list[Arrival]] = {}
-        """By session with a turn in flight: the turns that wait for it."""
+        """By session with a turn in flight: the turns that wait for its end."""
         self._of: dict[str, str] = {}
         self._thinking = 0
 
@@ -350,7 +350,7 @@ class _Sessions:
 
 
 class _Samples:
-    """The state of a simulation at equal intervals, and the hours of its instances."""
+    """Samples the state of a simulation at equal intervals, and counts the hours of its instances."""
 
     def __init__(self, simulation: Simulation, gpus: int) -> None:
         self._simulation, self._gpus = simulation, gpus
@@ -390,23 +390,23 @@ class _Samples:
         return TimeLine(self._bin_s, self._waiting.tolist(), self._running.tolist(), self._replicas.tolist(), load)
 
     def gpu_hours(self, seconds: float) -> float:
-        """Until then, in whole intervals."""
+        """Sample until this time, in whole intervals."""
         return sum(self._gpu_seconds[: max(int(seconds / self._bin_s), 1)]) / 3600
 
 
 def prompt_of(one: RecordedRequest) -> memoryview:
-    """Bytes that stand for a prompt: four per token, equal where its blocks are; empty if nothing is known of it."""
+    """Bytes in place of a prompt: four per token, equal where blocks are equal; empty if its blocks are unknown."""
     try:
         names = array("Q", one.hash_ids)
     except OverflowError:
         names = array("Q", [block & _64_BITS for block in one.hash_ids])
-    # Every request has one, of 50 KB on average: this writes it once.
+    # Every request has such a prompt, 50 KB on average: this writes it only once.
     text = np.frombuffer(names, dtype=np.uint64).repeat(BLOCK_BYTES // 8)
     return text.data.cast("B")[: one.input_length * 4]
 
 
 def blocks_of(one: RecordedRequest, block_size: int) -> Sequence[int]:
-    """The names of its blocks for an engine with blocks of this size."""
+    """The names of its blocks, for an engine with blocks of this size."""
     if not block_size or not one.hash_ids or block_size == BLOCK_TOKENS:
         return one.hash_ids if block_size else ()
     if BLOCK_TOKENS % block_size == 0:

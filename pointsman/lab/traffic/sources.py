@@ -22,34 +22,34 @@ class Made(msgspec.Struct, frozen=True):
     """Parameters of generators. Lengths are means."""
 
     rate: float = 5.0
-    """Requests per second; of sessions, sessions per second."""
+    """Requests per second; for conversations and agents, sessions per second."""
     seconds: float = 600.0
     input: float = 2000.0
-    """Tokens of a prompt; of a turn, those that it adds."""
+    """Tokens of a prompt; for conversations, tokens that each turn adds."""
     output: float = 200.0
     seed: int = 0
     burst: float = 8.0
-    """Times the rate, in bursts."""
+    """Factor on the rate in bursts."""
     period: float = 0.0
-    """Seconds of a burst and the pause after it (default 60), or of a day (default: all)."""
+    """Seconds of a burst and the pause after it (default 60), or of a day (default: the whole time)."""
     prefixes: int = 20
     """System prompts that requests share."""
     prefix: float = 4096.0
-    """Tokens of one."""
+    """Tokens of a system prompt."""
     turns: float = 6.0
-    """Of a session, or calls of tools in one run of an agent."""
+    """Turns of a session, or tool calls in one run of an agent."""
     think: float = 20.0
-    """Seconds between an answer and the next turn; of an agent, of a call of a tool."""
+    """Seconds between an answer and the next turn; for agents, the duration of a tool call."""
     tenants: int = 1
 
 
 def _length(rng: random.Random, mean: float) -> int:
-    """Log-normal, as lengths of prompts and answers are; at least 1."""
+    """A log-normal length, at least 1, as prompts and answers have."""
     return max(1, round(mean * math.exp(rng.gauss(-0.32, 0.8))))
 
 
 def _times(rng: random.Random, made: Made, share: Callable[[float], float], most: float) -> Iterator[float]:
-    """A Poisson process whose rate is `share(t)` of the mean, at most `most`; in seconds."""
+    """Arrivals of a Poisson process whose rate is `share(t)` of the mean, at most `most`; in seconds."""
     at = 0.0
     while True:
         at += rng.expovariate(made.rate * most)
@@ -60,7 +60,7 @@ def _times(rng: random.Random, made: Made, share: Callable[[float], float], most
 
 
 class _Blocks:
-    """Names for blocks that nothing else has."""
+    """Names for blocks that no other request has."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -91,19 +91,19 @@ def poisson(made: Made) -> Iterator[RecordedRequest]:
 
 
 def bursty(made: Made) -> Iterator[RecordedRequest]:
-    """Bursts at `burst` times the rate, and pauses between them; the mean is the rate."""
+    """Bursts at `burst` times the rate, with pauses between them that keep the mean rate."""
     period = made.period or 60.0
     return _single(made, lambda at: made.burst if at % period < period / made.burst else 0.0, max(made.burst, 1.0))
 
 
 def diurnal(made: Made) -> Iterator[RecordedRequest]:
-    """A sine between 0.2 and 1.8 times the rate."""
+    """A sine wave between 0.2 and 1.8 times the rate."""
     period = made.period or made.seconds
     return _single(made, lambda at: 1.0 - 0.8 * math.cos(2 * math.pi * at / period), 1.8)
 
 
 def shared_prefixes(made: Made) -> Iterator[RecordedRequest]:
-    """Some system prompts, the first used most (Zipf), each followed by a text of its own."""
+    """A few system prompts, the first used most (Zipf), each followed by unique text."""
     rng, blocks = random.Random(made.seed), _Blocks()
     whole = max(1, round(made.prefix / BLOCK_TOKENS))
     prefixes = [blocks.fresh(whole * BLOCK_TOKENS) for _ in range(made.prefixes)]
@@ -115,12 +115,12 @@ def shared_prefixes(made: Made) -> Iterator[RecordedRequest]:
 
 
 def multi_turn(made: Made) -> Iterator[RecordedRequest]:
-    """Conversations: each prompt is the one before it, its answer, and a new message."""
+    """Conversations: each prompt is the previous prompt, its answer, and a new message."""
     return _sessions(made, opening=made.input, adds=made.input / 2)
 
 
 def agents(made: Made) -> Iterator[RecordedRequest]:
-    """Runs of agents: a long system prompt that all share, then calls of tools whose results are appended."""
+    """Runs of agents: a long shared system prompt, then tool calls whose results are appended."""
     return _sessions(made, opening=made.input, adds=made.input, shared=made.prefix)
 
 
@@ -134,7 +134,7 @@ def _sessions(made: Made, opening: float, adds: float, shared: float = 0.0) -> I
         tenant = f"tenant-{number % made.tenants + 1}" if made.tenants > 1 else ""
         for turn in range(turns):
             tokens += _length(rng, opening if turn == 0 else adds)
-            # The last block of a turn is partial: the next turn fills it, and so has another name for it.
+            # The last block of a turn is partial: the next turn completes it, so the block gets another name there.
             held = held[: tokens // BLOCK_TOKENS]
             held += blocks.fresh(tokens - len(held) * BLOCK_TOKENS)
             output, think = _length(rng, made.output), rng.expovariate(1 / made.think)
@@ -161,7 +161,7 @@ GENERATORS: dict[str, Callable[[Made], Iterator[RecordedRequest]]] = {
 
 @lru_cache(maxsize=4)
 def recording_of(source: str, first: int | None = None) -> Recording:
-    """A file, or `generate:NAME?parameters`. `first`: only so many requests."""
+    """Read a file, or `generate:NAME?parameters`. `first`: only this many requests."""
     if not source.startswith(GENERATE):
         return recording_of_file(Path(source), first)
     name, _, query = source.removeprefix(GENERATE).partition("?")

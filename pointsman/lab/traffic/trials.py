@@ -27,16 +27,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One replay. Plain data: it may run in another process."""
 
     source: str
-    """A file, or `generate:`."""
+    """A file, or a `generate:` text."""
     first: int | None = None
     policy: TriedPolicy | None
-    """None: the manifest as it is."""
+    """None: the manifest without changes."""
     setting: ReplaySetting
     seed: int = 0
     objectives: Objectives = Objectives()
     gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR
     name: str = ""
-    """In reports; empty: that of the policy."""
+    """The name in reports; empty: that of the policy."""
 
     @property
     def label(self) -> str:
@@ -45,7 +45,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return "manifest" if self.policy is None else self.policy.name
 
     def run(self, progress: Callable[[float], None] | None = None) -> RunFigures:
-        """`progress`: called with the share that is done."""
+        """`progress` is called with the share that is done."""
         counters = RunCounters(self.objectives)
         recording = recording_of(self.source, self.first)
         replayed = replay(recording, self.setting, self.policy, self.seed, progress, ended=counters.add)
@@ -58,7 +58,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def key(self) -> str:
-        """Of everything that the figures depend on."""
+        """A hash of everything that the figures depend on."""
         plan = self.setting.fleet.plan(self.policy, self.setting.deployment)
         recipes = [one.scheduling_recipe for one in plan.deployments]
         content = {
@@ -75,7 +75,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def package_digest() -> str:
-    """Of the source of this package: another version decides differently."""
+    """A hash of the source of this package, because another version may decide differently."""
     whole = sha256()
     folder = Path(pointsman.__file__).parent
     for file in sorted(folder.rglob("*.py")) + sorted(folder.rglob("*.json")):
@@ -84,10 +84,10 @@ def package_digest() -> str:
 
 
 class TrialCache:
-    """Figures by their keys, one file each."""
+    """Stored figures by their keys, one file each."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None: nothing is kept."""
+        """None: nothing is stored."""
         self._folder = folder
 
     def get(self, key: str) -> RunFigures | None:
@@ -97,7 +97,7 @@ class TrialCache:
             return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=RunFigures)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError:  # cut off while it was written
+        except msgspec.DecodeError:  # the file was cut off while it was written
             return None
 
     def put(self, key: str, found: RunFigures) -> None:
@@ -131,7 +131,7 @@ def run_trials(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> list[Finished]:
-    """In the order given."""
+    """The figures, in the order of the trials."""
     done: dict[int, Finished] = {}
     keys = [trial.key() for trial in trials]
     for index, (trial, key) in enumerate(zip(trials, keys, strict=True)):
@@ -155,12 +155,12 @@ def run_trials(
 def _run(
     trials: Sequence[tuple[int, Trial]], processes: int | None, within: Callable[[Trial, float], None]
 ) -> Iterator[tuple[int, RunFigures]]:
-    """`within`: called with a trial and the share of it that is done, where one runs after the other."""
+    """`within` is called with a trial and the share of it that is done, if trials run one after another."""
     workers = min(processes or os.cpu_count() or 1, len(trials))
     if workers <= 1:
         yield from ((index, trial.run(partial(within, trial))) for index, trial in trials)
         return
-    # Spawned, not forked: the parent may have threads.
+    # Processes are spawned, not forked: the parent may have threads.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(_run_one, trial): index for index, trial in trials}
         try:

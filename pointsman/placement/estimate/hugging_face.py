@@ -163,9 +163,9 @@ class FeedForward(NamedTuple):
 
     dense: int
     expert: int
-    """Of each expert."""
+    """Width of each expert."""
     shared: int
-    """Of all shared experts together."""
+    """Width of all shared experts together."""
 
 
 def feed_forward(text: Fields, hidden: int) -> FeedForward:

@@ -53,10 +53,10 @@ class EngineMemory(Protocol):
         """Whether there is no KV cache at all."""
 
     def activation_bytes(self, model: Model, serving: Serving) -> int:
-        """On each GPU, for one step."""
+        """Bytes on each GPU for one step."""
 
     def overhead_bytes(self, model: Model, serving: Serving) -> int:
-        """On each GPU, for the engine itself."""
+        """Bytes on each GPU for the engine itself."""
 
     def host_bytes(self, model: Model, serving: Serving) -> int:
         """Memory of the machine, wherever the model is."""
@@ -90,7 +90,7 @@ LLAMA_CPP_GPU_BYTES = 512 * MIB
 LLAMA_CPP_PROCESS_BYTES = 36 * MIB
 """Python, the library, its threads."""
 TOKENIZER_ENTRY_BYTES = 350
-"""For each entry of the vocabulary."""
+"""Bytes for each entry of the vocabulary."""
 
 
 class LlamaCppMemory:
@@ -168,7 +168,7 @@ SAMPLER_BYTES = 12
 VLLM_GPU_BYTES = 11 * GIB // 10
 """CUDA context, workspaces, communication."""
 VLLM_HOST_BYTES = 4 * GIB
-"""Of its processes."""
+"""Memory of the machine for its processes."""
 
 
 class VllmMemory:

@@ -31,7 +31,7 @@ from pointsman.selection.arrays import np
 BEHIND = 2.0**44
 """More bytes than any GPU has."""
 STEPS = 200
-"""Shares are compared in steps of this part."""
+"""Shares are compared in steps of this size."""
 CPU_SLACK = 1e-9
 """CPUs are fractions that were added and subtracted."""
 
@@ -160,19 +160,19 @@ class ResourceFit(ABC):
         least = devices.by_worker.smallest(order)
         rows = np.flatnonzero(room & (order <= least[devices.workers]))
         taken = np.full(len(self.fleet), -1, dtype=np.intp)
-        taken[devices.workers[rows[::-1]]] = rows[::-1]  # of equals the first
+        taken[devices.workers[rows[::-1]]] = rows[::-1]  # of equal ones the first
         return taken
 
 
 def not_listed(ask: Ask, tier: Tier) -> Reason | None:
-    """Whether the ask lists its tiers, and this is none of them."""
+    """Whether the ask lists its tiers, and this tier is not among them."""
     if not ask.tiers or tier in ask.tiers:
         return None
     return Reason("tier-not-listed", {"tiers": [one.written for one in ask.tiers]})
 
 
 def layers_elsewhere(ask: Ask) -> Reason | None:
-    """Whether its engine is told to leave layers on the CPU: then they are not all on GPUs."""
+    """Whether the engine's settings leave layers on the CPU: then not all of them are on GPUs."""
     layers = ask.gpu_layers
     if layers is None or layers >= ask.need.layers:
         return None

@@ -96,7 +96,7 @@ def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[flo
 
 
 def exactly(count: int) -> "Chooser":
-    """So many stages, those with the most room: the larger of the two largest first, or last."""
+    """This many stages, those with the most room: the larger of the two largest first, or last."""
 
     def choose(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
         order = _largest(cuts, rooms)[:count]
@@ -116,7 +116,7 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
 
     devices: tuple[Device, ...]
     free_bytes: float
-    """On the fullest GPU."""
+    """Bytes on the fullest GPU."""
 
     @property
     def host(self) -> Host:
@@ -232,7 +232,7 @@ class StagesOnOneWorker:
         self._cuts = Cuts(ask.need, size)
 
     def splits(self, fleet: Fleet, able: Mask, among: Mask) -> dict[int, Split]:
-        """By row of the worker: its stages. Workers without room are left out."""
+        """The stages of each worker, by its row. Workers without room are left out."""
         ask, devices = self._ask, self._devices
         free, machine, stages = devices.free(ask), devices.machine_free(ask), ask.stages_of(self._size)
         found: dict[int, Split] = {}

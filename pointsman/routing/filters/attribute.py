@@ -81,7 +81,7 @@ class Percentile(Parameters, frozen=True):
 
 
 class FilterAlgorithm(Parameters, frozen=True):
-    """How values are judged, and the parameters of that way."""
+    """The way in which values are judged, with its parameters."""
 
     type: Literal["threshold", "range", "topK", "percentile"]
     threshold: Threshold | None = None

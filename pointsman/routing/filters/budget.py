@@ -31,7 +31,7 @@ class WithinBudget:
         return Rejected[Endpoint](candidates, over, "over-budget", cost=costs, budget=budget)
 
     def unaffordable(self, request: RequestMetadata, candidates: Endpoints) -> Reason | None:
-        """Why no candidate could ever serve a request within its budget; None if one could."""
+        """Why no candidate can ever serve a request within its budget; None if one can."""
         budget = request.cost_budget
         if budget is None or not len(candidates):
             return None
@@ -41,5 +41,5 @@ class WithinBudget:
         return Reason("beyond-budget", {**facts, "cost": least}) if least > budget else None
 
     def _costs(self, request: RequestMetadata, candidates: Endpoints) -> Column:
-        """Costs; inf where unknown."""
+        """Costs; inf where they are unknown."""
         return or_else(linear(self._rates.of(candidates), billed_tokens(request), 0.0), inf)

@@ -35,14 +35,14 @@ class PrefixBasedPdDecider:
 
 
 class AlwaysDisaggPdDecider:
-    """Always prefills elsewhere."""
+    """Always prefills on another endpoint."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
         return True
 
 
 class AlwaysDisaggMultimodalDecider:
-    """Encodes elsewhere if the prompt has parts that are not text."""
+    """Encodes on another endpoint if the prompt has parts that are not text."""
 
     def decides(self, cycle: RequestCycle, endpoints: Endpoints, decode: Endpoint | None) -> bool:
         return cycle.request.is_multimodal

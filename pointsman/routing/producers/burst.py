@@ -1,4 +1,4 @@
-"""Keeps bursts of equal prompts together, so that a prefix is computed once and not on every endpoint at once."""
+"""Keeps bursts of equal prompts together, so that their prefix is computed on one endpoint and not on all."""
 
 from collections import Counter
 from math import ceil, inf
@@ -24,12 +24,12 @@ class Prompts(msgspec.Struct, frozen=True):
 
     whole: tuple[int, ...]
     beginning: int | None
-    """The hash of the first `minColocateBlocks` blocks; None if they are shorter, or if beginnings do not count."""
+    """The hash of the first `minColocateBlocks` blocks; None if the prompt is shorter, or beginnings do not count."""
     blocks: int
 
 
 class Batch(msgspec.Struct):
-    """The requests of one window: where each prompt, and each beginning, was sent."""
+    """The requests of one window: where each prompt and each beginning was sent."""
 
     until: float = -inf
     sent: dict[tuple[int, ...], Counter[str]] = {}
@@ -130,7 +130,7 @@ class BurstPrefixCacheProducer:
         return Prompts(whole, beginning, sum(chain.blocks for chain in chains))
 
     def _nothing_known(self, blocks: int, candidates: Endpoints) -> PrefixMatch:
-        """The facts to start from without another producer of matches."""
+        """The initial facts without another producer of matches."""
         nothing = column_of([0.0] * len(candidates.whole), candidates.uncut().arrays)
         return PrefixMatch(nothing, filled(float(blocks), nothing), filled(float(self._block_size), nothing), nothing)
 

@@ -11,7 +11,7 @@ from pointsman.selection.columns import column_of, linear
 from pointsman.types import RequestMetadata
 
 TYPICAL_OUTPUT_TOKENS = 1000
-"""The estimate for an answer about which nothing is known."""
+"""The estimate for an answer without any other information."""
 
 
 class InflightLoadProducer:

@@ -1,4 +1,4 @@
-"""Predicts when each endpoint would answer a request, from what was sent to it and what was learned of engines."""
+"""Predicts when each endpoint would answer a request, from what was sent to it and from what engines have done."""
 
 from collections.abc import Iterator, Mapping
 from math import inf
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from pointsman.routing.events import Ended
 
 ALIKE = 0.25
-"""Instances that differ by less count as equally fast: otherwise an idle fleet would use the one that seems fastest."""
+"""Instances that differ by less count as equally fast: otherwise an idle fleet would use only the fastest one."""
 BUSY_MS = 60_000.0
-"""The share of busy endpoints is averaged over about this long."""
+"""Time constant of the average share of busy endpoints."""
 SLO_HEADERS = {kind: (f"x-llm-d-slo-{kind}-ms", f"x-slo-{kind}-ms") for kind in ("ttft", "tpot")}
 
 
 def objective_ms(request: RequestMetadata, kind: str) -> float:
-    """The objective for "ttft" or "tpot" that a request states in its headers; 0 if none."""
+    """The objective for "ttft" or "tpot" in the headers of a request; 0 if there is none."""
     headers = request.headers
     if not headers:
         return 0.0
@@ -50,7 +50,7 @@ def objective_ms(request: RequestMetadata, kind: str) -> float:
 
 
 class WorkColumns:
-    """The sums of each row of the fleet, for computing with all rows at once."""
+    """Sums for each row of the fleet, so that all rows are computed at once."""
 
     __slots__ = ("context", "head", "left", "patient", "since", "slowness", "works")
 
@@ -60,12 +60,12 @@ class WorkColumns:
         self.left, self.head, self.since = (column_of([0.0] * count, arrays) for _ in range(3))
         self.slowness, self.context = column_of([1.0] * count, arrays), column_of([0.0] * count, arrays)
         self.patient: set[int] = set()
-        """Rows with a prompt whose first token will not be seen."""
+        """Rows that have a prompt whose first token will not be seen."""
         for row in range(count):
             self.note(row)
 
     def note(self, row: int) -> None:
-        """The work of a row has changed."""
+        """Update a row whose work has changed."""
         work = self.works[row]
         self.left[row], self.head[row], self.since[row] = work.left_ms, work.head_ms, work.since
         slowness = work.slowness.value
@@ -77,7 +77,7 @@ class WorkColumns:
             self.patient.discard(row)
 
     def behind(self, now: float) -> Column:
-        """The time until the prompts of each row are read."""
+        """The time until the prompts on each row are read."""
         if self.patient:
             head, since = self.head, self.since
             for row in [row for row in self.patient if now - since[row] >= head[row]]:
@@ -92,13 +92,13 @@ class WorkColumns:
 
 
 class PredictionErrors:
-    """How far predictions were off, in sums that only grow; milliseconds."""
+    """The error of predictions, as sums that only grow; milliseconds."""
 
     __slots__ = ("sums",)
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {"ttft": [0.0] * 4, "tpot": [0.0] * 4}
-        """By latency: predictions, their sum, the sum of what came true, the sum of absolute differences."""
+        """By latency: number of predictions, their sum, the sum of measured values, the sum of absolute differences."""
 
     def add(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
         sums = self.sums[kind]
@@ -108,7 +108,7 @@ class PredictionErrors:
         sums[3] += abs(predicted_ms - actual_ms)
 
     def share(self, kind: str) -> float | None:
-        """The mean error over the mean of what came true; None before the first."""
+        """The mean error divided by the mean of the measured values; None before the first."""
         _, _, actual, error = self.sums[kind]
         return error / actual if actual else None
 
@@ -135,14 +135,14 @@ class PredictedLatencyProducer:
                 raise ValueError(f"{parameter} is {value:g}; it must be above 0")
         self._ttft, self._tpot = ttft_slo_ms, tpot_slo_ms
         self.geometry = ttft_slo_ms, tpot_slo_ms
-        """Its settings: producers with the same ones know the same."""
+        """Its settings: producers with equal settings have equal knowledge."""
         self.model = EngineModel()
         self.works: dict[str, EngineWork] = {}
-        """By endpoint id."""
+        """The work of instances, by endpoint id."""
         self._columns = PerMembers(self._laid_out)
         self._current = WorkColumns([], arrays=False)
         self._readers: dict[str, Endpoint] = {}
-        """By request: where its prompt is read, if that is not where its answer is written."""
+        """By request: the endpoint that reads its prompt, if another one writes its answer."""
         self.errors = PredictionErrors()
         self._busy = 0.0
         self._seen_at = 0.0
@@ -177,7 +177,7 @@ class PredictedLatencyProducer:
         behind = columns.behind(now)
         theirs = candidates.columns[THEIR_TOKENS]
         if any(theirs) if isinstance(theirs, list) else theirs.any():
-            # What other dispatchers have sent is known as tokens only, and takes as long as ours.
+            # Requests of other dispatchers are known only as tokens, and take as long as ours.
             behind = plus(behind, times(linear(theirs, per_token, 0.0), slowness))
         if len(behind):
             idle = behind.count(0.0) if isinstance(behind, list) else len(behind) - np.count_nonzero(behind)
@@ -192,12 +192,12 @@ class PredictedLatencyProducer:
         state[LATENCY_PREDICTIONS] = Predictions(outlook, candidates)
 
     def _objectives(self, request: RequestMetadata) -> tuple[float, float]:
-        """For the first token and per token, in ms: those of the request, else ours."""
+        """The objectives for the first token and per token, in ms: those of the request, else the defaults."""
         ttft = tpot = 0.0
         if request.headers:
             ttft, tpot = objective_ms(request, "ttft"), objective_ms(request, "tpot")
         if not ttft and request.slo_deadline_ms:
-            # The whole answer is due then: its first token as much earlier as writing takes.
+            # The whole answer is due then; its first token is due earlier, by the time to write the answer.
             lengths = self.model.lengths.mean
             tokens = lengths if request.max_tokens is None else min(lengths, request.max_tokens)
             ttft = max(request.slo_deadline_ms - tokens * self.model.step_ms(0.0), 0.1 * request.slo_deadline_ms)

@@ -1,4 +1,4 @@
-"""Follows which endpoints have which media in their embeddings caches, from what was sent to them before."""
+"""Tracks which endpoints have which media in their embeddings caches, from what was sent to them."""
 
 import re
 from collections import OrderedDict
@@ -18,7 +18,7 @@ DEFAULT_CACHE_MB = 4096
 MB_PER_ITEM = 2
 """Assumed size of the embeddings of one image or clip."""
 MAX_ITEMS = 256
-"""Items of one request that are followed."""
+"""Maximum items of one request that are tracked."""
 
 _PART = re.compile(
     rb'"(?:image_url|video_url|audio_url)"\s*:\s*(?:\{[^{}"]*(?:"[^"]*"\s*:\s*"[^"]*"\s*,\s*)*"url"\s*:\s*)?"([^"]*)"'
@@ -58,7 +58,7 @@ class MmEmbeddingsCacheProducer:
         self._capacity = max(size_mb // MB_PER_ITEM, 1)
         self._profile = encode_profile or "encode"
         self._held: dict[str, OrderedDict[int, None]] = {}
-        """The items of each endpoint, the most recently used last."""
+        """Items of each endpoint, the most recently used last."""
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
         items = media_items(cycle.request)

@@ -1,4 +1,4 @@
-"""Estimates how much of a prompt each endpoint has in its cache, from what was sent to it before."""
+"""Estimates how much of a prompt each endpoint has in its cache, from what was sent to it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Hashed(msgspec.Struct, frozen=True, eq=False):
     """The hashes of a request, kept in its cycle until the request is sent."""
 
     chains: Mapping[int, Sequence[Chain]]
-    """The chain of each prompt, by block size."""
+    """The hash chain of each prompt, by block size."""
     layout: "Layout"
     match: Column
 
@@ -42,7 +42,7 @@ _MANY_SERVERS = 64
 
 
 class Layout(msgspec.Struct):
-    """What depends only on the members of the fleet."""
+    """Values that depend only on the members of the fleet."""
 
     rows: list[int]
     """slot -> row"""
@@ -52,7 +52,7 @@ class Layout(msgspec.Struct):
     servers: list[tuple[int, int]]
     """row -> its block size, and how many of our blocks fit into its cache"""
     held: dict[int, int]
-    """block size -> the most blocks that a server holds"""
+    """block size -> the largest number of blocks that a server holds"""
     only: tuple[int, int | None] | None
     """(block size, maximum of blocks) if they are the same for all servers, and these are few."""
 
@@ -65,9 +65,9 @@ class CacheGeometry(msgspec.Struct, frozen=True):
     capacity: int
     """Blocks per server, for servers that do not report it."""
     max_tokens: int
-    """Tokens of a prompt that are matched; 0: `max_blocks` is the limit."""
+    """Maximum tokens of a prompt that are matched; 0: `max_blocks` is the limit."""
     max_blocks: int
-    """Blocks of a prompt that are matched; 0: no limit."""
+    """Maximum blocks of a prompt that are matched; 0: no limit."""
     min_block_size: int = 64
     """Smaller blocks are hashed as blocks of this size: a finer match is not worth the hashing."""
 
@@ -78,7 +78,7 @@ class CacheGeometry(msgspec.Struct, frozen=True):
         return max(reported if reported > 0 else self.block_size, self.min_block_size)
 
     def capacity_of(self, endpoint: Endpoint, block_size: int) -> int:
-        """How many blocks of this size fit into the endpoint's cache, by what it reports."""
+        """How many blocks of this size fit into the endpoint's cache, as it reports."""
         metrics = endpoint.metrics
         if not self.auto_tune or metrics is None or metrics.num_blocks <= 0:
             return self.capacity
@@ -133,11 +133,11 @@ class ApproxPrefixCacheProducer:
         self.expected_cached_tokens = 0
         """How many of them were expected in the cache of the instance."""
         self.sizes_merged = False
-        """Whether servers report more block sizes than are told apart."""
+        """Whether servers report more block sizes than are distinguished."""
         self.listener: Callable[[str, Sequence[int]], None] | None = None
         self._layout = PerMembers(self._laid_out)
         self._first_links: dict[str, int] = {}
-        """First links by model."""
+        """First links of the chain, by model."""
 
     def produce(self, cycle: RequestCycle, candidates: Endpoints) -> None:
         layout, request = self._layout.of(candidates), cycle.request

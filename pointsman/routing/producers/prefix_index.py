@@ -1,4 +1,4 @@
-"""Which server was sent which beginnings of prompts, as hashes.
+"""The index of which server was sent which beginnings of prompts, as hashes.
 
 The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
 per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
@@ -14,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
-"""A token id is four bytes, and without a tokenizer four bytes of text stand in for a token."""
+"""A token id is four bytes; without a tokenizer, four bytes of text count as a token."""
 
 ROW = 16
 """The first 16 hashes of a prompt are of one block each, the next 16 of two blocks each, the next of four, and so on:
@@ -22,7 +22,7 @@ the end of a match is found to within a sixteenth of its length, and a prompt of
 
 
 def first_link(model: str, cache_salt: str = "") -> int:
-    """The hash that a chain for this model starts from."""
+    """The hash with which a chain for this model starts."""
     return xxh3_64_intdigest((model + cache_salt).encode())
 
 
@@ -38,12 +38,12 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt as hashes, each of which names its part of the prompt and everything before it."""
 
     links: list[int]
-    """One for each block of the first row; in each further row, one for twice as many blocks."""
+    """The hashes of blocks in the first row; in each further row, a hash is for twice as many blocks."""
     blocks: int
-    """In all; the last may be partial."""
+    """Total number of blocks; the last may be partial."""
 
     def blocks_in(self, links: int) -> int:
-        """How many blocks the first `links` links stand for."""
+        """How many blocks the first `links` links cover."""
         if links <= ROW:
             return links
         rows, rest = divmod(links, ROW)
@@ -57,12 +57,12 @@ class KnownRows:
     __slots__ = ("_memory", "_rows")
 
     MOST, ROW_BYTES, SHARE = 2048, 1024, 16
-    """A prompt of 256 KB has five rows. They take at most a sixteenth of the memory of the index, on top of it."""
+    """A prompt of 256 KB has five rows. They take at most a sixteenth of the memory of the index, in addition to it."""
 
     def __init__(self, memory: "IndexMemory") -> None:
         self._memory = memory
         self._rows: OrderedDict[int, list[int]] = OrderedDict()
-        """By the hash of all bytes of the row, which is chained to what came before."""
+        """Rows by the hash of all their bytes, which is chained to the rows before."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -101,7 +101,7 @@ def block_hashes(
     if end < len(tokens) or blocks > ROW:
         tokens = memoryview(tokens)[:end]  # slices of bytes would be copies
     last = end if held is None else min(end, held * step)
-    links = _links(tokens[: ROW * step], first, step)  # the seed of each hash chains it to what came before
+    links = _links(tokens[: ROW * step], first, step)  # the seed of each hash chains it to the hashes before
     start = ROW * step
     while start < last:
         step *= 2
@@ -113,7 +113,7 @@ def block_hashes(
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 AT_ONCE = 1024
-"""Entries that one call drops; more are left to the calls after it."""
+"""Maximum entries that one call drops; later calls drop the others."""
 
 
 class IndexMemory:
@@ -125,27 +125,27 @@ class IndexMemory:
         self.entries = 0
         """Pairs of a server and a block."""
         self.dropped = 0
-        """Entries that were dropped for want of memory."""
+        """Entries that were dropped because the memory is used up."""
         self._slots = 0
         self.limit(max_bytes)
 
     @property
     def used_bytes(self) -> int:
-        """About."""
+        """Approximate bytes of memory."""
         return self.entries * self._entry_bytes
 
     @property
     def is_short(self) -> bool:
-        """Whether memory is what limits the index, not the caches of servers."""
+        """Whether memory limits the index, not the caches of servers."""
         return self.dropped > 0 and self.entries >= self.max_entries * 0.9
 
     @property
     def _entry_bytes(self) -> int:
-        """Measured: one in each of two dictionaries, and an integer with a bit for each slot."""
+        """Measured: one entry in each of two dictionaries, and an integer with a bit for each slot."""
         return 240 + self._slots // 7
 
     def limit(self, max_bytes: int) -> None:
-        """Use at most this much; what is too much is dropped by the next calls."""
+        """Use at most this much memory; the next calls drop the excess."""
         self.max_bytes = max_bytes
         self.max_entries = max_bytes // self._entry_bytes
 
@@ -167,11 +167,11 @@ class PrefixIndex:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._recency: dict[int, OrderedDict[int, int]] = {}
-        """By slot: the links that it holds, least recently used first, each with the blocks that it stands for."""
+        """By slot: the links that it holds, least recently used first, each with its number of blocks."""
         self._left: dict[int, OrderedDict[int, int]] = {}
-        """The same of servers that have left, until their entries are dropped."""
+        """The links of servers that have left, until their entries are dropped."""
         self._held: dict[int, int] = {}
-        """By slot: blocks in all."""
+        """By slot: the total number of blocks."""
         self._holders: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class PrefixIndex:
         return self._slots.keys()
 
     def held(self, server: str) -> int:
-        """Blocks that a server holds; 0 if the server is unknown."""
+        """Number of blocks that a server holds; 0 if the server is unknown."""
         return self._held.get(self._slots.get(server, -1), 0)
 
     def slot(self, server: str) -> int:
@@ -194,7 +194,7 @@ class PrefixIndex:
         return slot
 
     def record(self, server: str, links: Sequence[int], capacity: int) -> None:
-        """A server was sent a prompt with these links, and holds at most `capacity` blocks."""
+        """Record that a server, which holds at most `capacity` blocks, was sent a prompt with these links."""
         slot = self._slots.get(server)
         if slot is None:
             slot = self.slot(server)
@@ -203,7 +203,7 @@ class PrefixIndex:
         if recency is None:
             recency = self._recency[slot] = OrderedDict()
         held, entries = self._held.get(slot, 0), len(recency)
-        # Deepest first, so that a prefix is forgotten from its tail, as engines evict: a run stays unbroken.
+        # Deepest first, so that a prefix is dropped from its end, as engines evict: it stays contiguous.
         for row in range((len(links) - 1) // ROW, 0, -1):
             held += self._use(links[row * ROW : (row + 1) * ROW], 1 << row, recency, bit)
         held += self._use(links[:ROW], 1, recency, bit)
@@ -235,7 +235,7 @@ class PrefixIndex:
             memory.dropped += batch
 
     def _pop(self, slot: int, recency: OrderedDict[int, int], most: int) -> int:
-        """Drop the entries of a server that were used least recently; how many blocks these are."""
+        """Drop a server's least recently used entries; returns the number of their blocks."""
         blocks, count, bit = 0, min(most, len(recency)), 1 << slot
         for _ in range(count):
             link, stands_for = recency.popitem(last=False)
@@ -245,7 +245,7 @@ class PrefixIndex:
         return blocks
 
     def _use(self, links: Sequence[int], blocks: int, recency: OrderedDict[int, int], bit: int) -> int:
-        """A server uses links of `blocks` blocks each; returns how many blocks are new to it."""
+        """Record that a server uses links of `blocks` blocks each; returns how many blocks are new to it."""
         holders, known, refresh = self._holders, self._holders.get, recency.move_to_end
         new = 0
         for link in reversed(links):
@@ -258,7 +258,7 @@ class PrefixIndex:
         return new
 
     def forget(self, server: str) -> None:
-        """A server has left, or lost its cache."""
+        """Record that a server has left, or lost its cache."""
         slot = self._slots.pop(server, None)
         if slot is None:
             return

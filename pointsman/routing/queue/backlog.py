@@ -143,7 +143,7 @@ class Backlog:
         self.total.enter(item.size_bytes)
 
     def leave(self, item: Queued, stage: QueueStage) -> None:
-        """Free the room of a held request."""
+        """Release the room of a held request."""
         item.stage = stage
         del self.by_id[item.request.request_id]
         item.band.room.leave(item.size_bytes)

@@ -39,9 +39,9 @@ class Occupancy:
         self.requests = 0
         self.size_bytes = 0
         self._place = place
-        """Where the bounds apply, as part of a sentence: "at priority 0"."""
+        """The scope of the bounds, as part of a sentence: "at priority 0"."""
         self._setting = setting
-        """The setting that gives more room."""
+        """The setting that increases the room."""
 
     def fits(self, size_bytes: int) -> bool:
         return (self.max_requests is None or self.requests < self.max_requests) and (
@@ -57,7 +57,7 @@ class Occupancy:
         self.size_bytes -= size_bytes
 
     def fits_without(self, size_bytes: int, fewer_requests: int, fewer_bytes: int) -> bool:
-        """Whether a request would fit if this much left."""
+        """Whether a request would fit if others of this size left."""
         return (self.max_requests is None or self.requests - fewer_requests < self.max_requests) and (
             self.max_bytes is None or self.size_bytes - fewer_bytes + size_bytes <= self.max_bytes
         )
@@ -109,7 +109,7 @@ class Parked:
         return first
 
     def longest_untried(self) -> Queued:
-        """The request that was not tried for the longest time. There must be one."""
+        """The request whose last try was the longest ago. There must be one."""
         return next(iter(self._in_turn))
 
 
@@ -189,7 +189,7 @@ class Band:
         return head
 
     def take(self, item: Queued) -> None:
-        """A request goes to be served."""
+        """Note that a request is taken to be served."""
         if item in self.parked:
             self.parked.remove(item)
             self.put(item)  # so that its flow is charged as for any other
@@ -199,7 +199,7 @@ class Band:
         self._head_changed(item.flow, flow)
 
     def discard(self, item: Queued) -> None:
-        """Remove a request that has not had its turn."""
+        """Remove a request that was not taken yet."""
         if item in self.parked:
             self.parked.remove(item)
             return
@@ -342,7 +342,7 @@ def no_instance_came(item: Queued, now: float, limit_s: float | None, default_tt
 
 
 def _waited(code: str, item: Queued, now: float, limit_s: float | None, default_s: float, setting: str) -> Reason:
-    """The facts about waiting. `setting` set the limit; None: the request's own deadline did."""
+    """The facts about the wait. `setting` has set the limit; None: the request's own deadline has."""
     facts = {"waited_s": now - item.enqueued_at, "limit_s": limit_s}
     return Reason(code, facts | {"setting": setting if limit_s == default_s else None})
 

@@ -11,14 +11,14 @@ from pointsman.routing.queue.lazy_heap import LazyHeap
 
 @runtime_checkable
 class EvictionFilter(Protocol):
-    """Says which running requests may be stopped at all."""
+    """Decides which running requests may be stopped at all."""
 
     def evictable(self, item: Queued) -> bool: ...
 
 
 @runtime_checkable
 class EvictionOrder(Protocol):
-    """Says which running request is stopped first."""
+    """Decides which running request is stopped first."""
 
     def eviction_key(self, item: Queued, number: int) -> Any:
         """Its position in the order, smaller first. `number` counts the requests sent, from 1."""

@@ -141,7 +141,7 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def park(self, item: Queued) -> None:
-        """Let a request that no instance can take, for reasons of its own, wait beside the order, uncharged."""
+        """Let a request that no instance can take for reasons of its own wait outside the order, uncharged."""
         _expect(item, QueueStage.HELD)
         item.band.parked.add(item)
         self._backlog.wait(item)
@@ -150,7 +150,7 @@ class FlowControl:
     # Another queue
 
     def continue_from(self, before: "FlowControl") -> None:
-        """Replace another queue, which knows since when there have been instances, or none."""
+        """Replace another queue, and take over since when there have been instances, or none."""
         self._deadlines.pool_is_empty = before._deadlines.pool_is_empty
         self._deadlines.changed_at = before._deadlines.changed_at
 
@@ -216,7 +216,7 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def ended(self, item: Queued, output_tokens: int, now: float | None = None) -> None:
-        """A request that was served has ended, with this much output. `now` is None if it was served in vain."""
+        """Note that a served request has ended with this much output. `now` is None if it was served in vain."""
         _expect(item, QueueStage.SERVED)
         item.ended_at = now
         item.stage = QueueStage.LEFT

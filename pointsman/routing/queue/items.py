@@ -46,13 +46,13 @@ class Queued(msgspec.Struct, eq=False):
     tries: int = 0
     """How often it was sent and failed; set by the dispatcher."""
     unsent: int = 0
-    """How often it could not be sent, for a reason on this side; set by the dispatcher."""
+    """Number of times that it could not be sent, for a reason on this side; set by the dispatcher."""
     excluded: frozenset[str] = frozenset()
     """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
     answered: bool = False
-    """Whether it has an instance's error, which its client gets if there is nothing better; set by the dispatcher."""
+    """Whether it has an instance's error, for its client if no other instance serves it; set by the dispatcher."""
     ended_at: float | None = None
-    """When it had been served; None if it was not, or was served in vain. Set by the queue."""
+    """When it was served; None if it was not, or in vain. Set by the queue."""
     _flow: str | None = None
 
     @property

@@ -11,7 +11,7 @@ from pointsman.types import MAX_NAME, RequestMetadata
 
 @runtime_checkable
 class FlowNamer(Protocol):
-    """Says which requests share a flow and so take turns together."""
+    """Names the flows of requests: requests of one flow take turns with other flows as a whole."""
 
     def name_flow(self, request: RequestMetadata) -> str:
         """The name of its flow, of at most 600 characters: it is kept while requests of the flow wait or run."""
@@ -46,9 +46,9 @@ class AgentIdentity:
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 MAX_PROGRAMS = 10_000
-"""Clients name programs: past this many, those that ended longest ago are forgotten first."""
+"""Clients name programs: beyond this number, those that ended longest ago are dropped first."""
 FAR = 500.0
-"""Number of half-lives after which the reference time moves, so that numbers stay small."""
+"""Number of half-lives after which the reference time moves, so that values stay small."""
 
 
 class _Program:
@@ -56,10 +56,10 @@ class _Program:
 
     def __init__(self) -> None:
         self.service = 0.0
-        """Weighted tokens at their value at the reference time, so that none has to be decayed."""
+        """Weighted tokens, as of the reference time, so that none has to be decayed."""
         self.in_flight = 0
         self.ended_at = 0.0
-        """When it last was served, or began to wait."""
+        """When it was last served, or began to wait."""
 
 
 class ProgramAwareFairness:
@@ -114,7 +114,7 @@ class ProgramAwareFairness:
         return program
 
     def service(self, name: str, now: float) -> float:
-        """The weighted tokens that a program was served, as they count now."""
+        """The weighted tokens that a program was served, decayed to now."""
         program = self.programs.get(name)
         return 0.0 if program is None else program.service * exp2((self._reference - now) * self._halvings_per_s)
 
@@ -132,7 +132,7 @@ class ProgramAwareFairness:
             self._sweep(now)
 
     def _sweep(self, now: float) -> None:
-        """Forget programs that have not been served for long, and have no requests in flight."""
+        """Drop programs that have not been served for long and have no requests in flight."""
         self._swept_at = now
         too_many = len(self.programs) - MAX_PROGRAMS
         for name, one in list(self.programs.items()):

@@ -101,7 +101,7 @@ class UtilizationDetector:
 
 
 def _current_at(endpoints: Endpoints) -> Column:
-    """The time up to which measurements are current: those of idle engines are until the next is due."""
+    """Until when measurements are current: those of idle engines are until the next is due."""
     return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 

@@ -5,7 +5,7 @@ from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 MAX_IDLE_FLOWS = 1_024
-"""Idle flows that are remembered, per band. Beyond this many, the one with the lowest counter is forgotten first."""
+"""Maximum number of idle flows that are remembered per band. Beyond it, the one with the lowest counter is dropped."""
 
 
 class VirtualTokenCounterFairnessPolicy:

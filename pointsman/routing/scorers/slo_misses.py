@@ -16,36 +16,36 @@ from pointsman.selection.arrays import np
 from pointsman.selection.columns import array, column_of
 
 MAX_WEIGHED = 16
-"""Endpoints whose answers are looked at one by one. Most decisions need three."""
+"""Number of endpoints whose answers are examined one by one. Most decisions need three."""
 LAST_BIN = BINS - 1
 IN_TIME = 0.97
 """Share of the objective for first tokens at which a miss is as likely as not."""
 DOUBT = 0.06
 """The width of that uncertainty, as a share of the objective."""
 CERTAIN = 12.0
-"""Widths from which on there is no doubt."""
+"""Number of these widths beyond which a miss is certain, or excluded."""
 SLACK = 0.8
-"""The part of the time per token beyond a step's own that prompts may take; the rest is for what is not foreseen."""
+"""The part of the slack per token that prompts may take; the rest is for unforeseen delays."""
 LATE_COUNTS = 0.2
-"""A request whose first token is late counts as much as this: it has missed an objective, but should end soon."""
+"""The weight of a request whose first token is late: it has missed an objective, but should end soon."""
 ROOM = 1.5
 """An endpoint with less to read than this many objectives for first tokens has room for others."""
 FEW_TOKENS = 16_384.0
-"""Context per endpoint that is too little to be worth a colder cache."""
+"""Context per endpoint that does not justify a colder cache."""
 SHOWN = 4
 """Endpoints that the reason of a decision lists."""
 
 
 class Weighed(msgspec.Struct, frozen=True, gc=False):
-    """An endpoint as a decision saw it; milliseconds."""
+    """An endpoint at the time of a decision; milliseconds."""
 
     endpoint: Endpoint
     behind: float
     reading: float
     answers: int
-    """That the endpoint writes, or will before this one."""
+    """Answers that the endpoint writes, or will write before this one."""
     misses: float
-    """Expected among them because of this request."""
+    """Expected misses among them because of this request."""
     cost: float
 
 
@@ -98,7 +98,7 @@ class SloMissScorer:
     def _costs(self, outlook: LatencyOutlook, behind: Column, reading: Column, context: Column) -> Column:
         """The cost of each endpoint without the harm to others."""
         unit, own_scale = outlook.usual_ttft_slo_ms, 1.0 / (DOUBT * outlook.ttft_slo_ms)
-        # Where all are busy, some will be late in any case: the longer those wait, the fewer they are.
+        # Where all are busy, some requests are late in any case: the longer those wait, the fewer they are.
         wait = (self._wait + self._calm * (1.0 - outlook.busy) ** 3) / unit
         work, horizon = wait + self._work / unit, ROOM * unit
         start = IN_TIME / DOUBT - outlook.waited * own_scale
@@ -121,7 +121,7 @@ class SloMissScorer:
         befores, reads = array(behind), array(reading)
         afters = befores + reads
         doubts = np.minimum(np.maximum(start - afters * own_scale, -CERTAIN), CERTAIN)
-        # The room that there is before the prompt less the room after it.
+        # The room before the prompt less the room after it.
         taken = np.maximum(horizon - befores, 0.0) ** 2 - np.maximum(horizon - afters, 0.0) ** 2
         known: Column = work * reads + wait * befores + crowd * array(context) + room * taken
         return known + 1.0 / (1.0 + np.exp(doubts))
@@ -165,7 +165,7 @@ class SloMissScorer:
                 for at, misses, work in weighed
             ]
             cycle.trace.remarks += (partial(_remark, shown, outlook.ttft_slo_ms),)
-        # Only an idle endpoint may equal the best one without its harm having been looked at.
+        # Only an idle endpoint may equal the best one without a computation of its harm.
         if isinstance(costs, list):
             scores: Column = [
                 1.0 if cost == best and not tokens else 1.0 / (1.0 + (cost - best if cost > best else 0.0) + 1e-6)
@@ -223,7 +223,7 @@ def expected_misses(outlook: LatencyOutlook, work: EngineWork, own: float, behin
 
 
 def _remark(weighed: Sequence[Weighed], objective: float) -> Reason:
-    """What the decision weighed, best first."""
+    """The costs that the decision compared, best first."""
     instances = [
         {
             "instance": str(one.endpoint),

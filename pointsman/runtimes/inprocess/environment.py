@@ -54,7 +54,7 @@ class NodeEnvironment(type(os.environ)):  # type: ignore[misc]
 
 
 def environment_of(variables: Any) -> MutableMapping[str, str | None] | None:
-    """What `CallContext.env` has for a node with these variables; None if it has none."""
+    """The value of `CallContext.env` for a node with these variables; None if it has none."""
     if not variables:
         return None
     if type(os.environ) is not NodeEnvironment:

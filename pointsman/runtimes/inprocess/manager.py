@@ -54,7 +54,7 @@ class DecisionOutbox:
         self._undelivered: deque[DispatcherCommand] = deque()
         self._delivering = False
         self._decisions: dict[str, SchedulingDecision] = {}
-        """Decisions that were not taken yet, for requests that are still where the decisions say."""
+        """Decisions that were not read yet, for requests that are still where the decisions say."""
         self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=MAX_REFUSALS)
 
     def add(self, commands: Iterable[DispatcherCommand]) -> None:
@@ -158,13 +158,13 @@ class ControlPlaneManager:
         self._handle(Joined(instance))
 
     def update_instance(self, instance: ExecutionInstance) -> None:
-        """Change what is known about an instance: health, limit, speed, load."""
+        """Change properties of an instance: health, limit, speed, load."""
         _expect_instance(instance)
         self._expect(instance.instance_id)
         self._handle(Changed(instance))
 
     def report_metrics(self, instance_id: str, metrics: Metrics) -> None:
-        """Report what an engine has measured about itself."""
+        """Report an engine's measurements."""
         self._expect(instance_id)
         self._handle(Measured(instance_id, metrics))
 
@@ -273,7 +273,7 @@ class ControlPlaneManager:
 
 
 def _policy(given: SchedulingPolicy | str, parameters: Mapping[str, Any] | None) -> SchedulingPolicy:
-    """The policy that was given, or made by its name. Raises `ConfigError` if it is none."""
+    """The policy that was given, or a new one by its name. Raises `ConfigError` if it is neither."""
     wrong: object = given
     if isinstance(given, str):
         return build_policy(given, parameters or {})

@@ -31,9 +31,9 @@ from pointsman.runtimes.inprocess.values import packed, unpacked
 from pointsman.wire import CallFailed, RefusedInput
 
 KEPT = "_pointsman_pipeline"
-"""The attribute in which a node keeps its pipeline."""
+"""The attribute in which a node stores its pipeline."""
 REPLICAS = "_pointsman_replicas"
-"""The attribute in which an owner keeps its replicas, by rank."""
+"""The attribute in which an owner stores its replicas, by rank."""
 
 
 def execute(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -42,7 +42,7 @@ def execute(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def stream(root: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Stream:
-    """The same, and its answer piece by piece."""
+    """Run the graph, and return its answer piece by piece."""
     return _pipeline_of(root).stream(args, kwargs)
 
 
@@ -62,7 +62,7 @@ class LocalNodes:
         self._making = RLock()
 
     def load(self) -> None:
-        """Make all objects. Raises what their code raises."""
+        """Create all objects. Raises what their code raises."""
         for node in self.graph.nodes:
             for rank in ranks_of(node) if node.kind is not NodeKind.MODEL else ():
                 self.replica(node.name, rank).object.methods()
@@ -112,7 +112,7 @@ class InProcessLink:
     def __init__(self, nodes: LocalNodes, caller: Callable[[], InProcessReplica]) -> None:
         self.nodes = nodes
         self._caller = caller
-        """The replica whose code has the handle."""
+        """The replica whose code holds the handle."""
 
     def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Response:
         given = packed(args), packed(kwargs)
@@ -132,7 +132,7 @@ class InProcessLink:
 
 
 def context_of_call(replica: InProcessReplica, step: str) -> CallContext:
-    """Of a call that the current one makes through a handle."""
+    """The context of a call that the current call makes through a handle."""
     caller = current()
     return replica.context(f"{caller.request_id}.{caller.step}", step, caller)
 
@@ -145,15 +145,15 @@ def _found(replica: InProcessReplica, node: str, method: str) -> Method:
 
 
 class LocalStep(NamedTuple):
-    """A step, and what makes it."""
+    """A step, and the replicas that run it."""
 
     step: Step
     replica: InProcessReplica
     method: Method
     slots: tuple[int, ...] | None
-    """Where its arguments are among the values of a run, if each is one of them."""
+    """The positions of its arguments among the values of a run, if each is one of them."""
     is_plain: bool
-    """Its calls may be made in the thread of a caller that waits for nothing else, or if they are quick."""
+    """Whether its calls may run in the thread of a caller that only waits for them, or if they are quick."""
 
 
 class LocalFlow(NamedTuple):
@@ -190,11 +190,11 @@ def _slot(flow: Flow, part: Any) -> int:
 
 _numbers = itertools.count(1)
 PENDING = object()
-"""In place of a result that is on its way."""
+"""A placeholder for a result that is not known yet."""
 
 
 class GraphRun:
-    """One request through a flow. Steps begin as soon as what they need is there, side by side."""
+    """One request through a flow. Each step begins as soon as its arguments are known; several may run at once."""
 
     def __init__(
         self,
@@ -211,10 +211,10 @@ class GraphRun:
         self._last = last
         self._values: list[Any] = [*inputs, *[None] * len(self._flow.steps)]
         self._run: Run
-        """Made when it is needed: not if all steps are quick."""
+        """Created when it is first needed: not if all steps are quick."""
         self._lock: RLock
         self._done: Future[Any]
-        """Its result, if nothing waits in `result`."""
+        """Its result, unless it is in `result`."""
         self._in_flight: dict[int, Future[Any]] = {}
         self._caller = current()
         self._id = f"run-{next(_numbers)}" if given is None else f"{self._caller.request_id}.{self._caller.step}"
@@ -224,7 +224,7 @@ class GraphRun:
         return step.is_plain and (not only_quick or step.method.pace.is_quick)
 
     def _make(self, index: int, ended: Callable[[int, "Future[Any]"], None], *, here: bool) -> Any:
-        """The packed result of a step that is made in this thread; else `PENDING`, and `ended` gets it."""
+        """The packed result of a step that runs in this thread; else `PENDING`, and `ended` gets the result later."""
         step = self._prepared.steps[index]
         args, kwargs = self._arguments(step)
         context = self.context(step)
@@ -270,15 +270,15 @@ class GraphRun:
         return filled(self._flow.output, self._part)
 
     def _part(self, part: Any) -> Any:
-        """A value of the run, for one receiver."""
+        """A value of the run, as one receiver's copy."""
         return result_part(unpacked(self._values[_slot(self._flow, part)]), _path(part))
 
 
 class WaitedRun(GraphRun):
-    """A run whose result a thread waits for, and helps with."""
+    """A run whose caller's thread waits for the result, and runs steps meanwhile."""
 
     def result(self) -> Any:
-        """Run it, with the help of this thread."""
+        """Run it, with steps in this thread."""
         quick = self._made_quickly()
         if quick == len(self._flow.steps):
             return self._output()
@@ -294,7 +294,7 @@ class WaitedRun(GraphRun):
 
         try:
             while ready or self._in_flight:
-                for index in list(ready):  # what may take long runs beside this thread, unless it would wait only
+                for index in list(ready):  # steps that may take long run beside this thread, unless it would only wait
                     alone = len(ready) == 1 and not self._in_flight
                     if not self._suits_caller(index, only_quick=not alone):
                         ready.remove(index)
@@ -313,7 +313,7 @@ class WaitedRun(GraphRun):
         return self._output()
 
     def _made_quickly(self) -> int:
-        """Make steps in this thread, in their order, as long as they are known to be quick. How many."""
+        """Run steps in this thread, in their order, as long as they are known to be quick. Returns their number."""
         first = len(self._flow.inputs)
         for index, step in enumerate(self._prepared.steps):
             if not step.is_plain or not step.method.pace.is_quick:
@@ -330,7 +330,7 @@ class SentRun(GraphRun):
     """A run that no thread waits for: each step that ends begins the next ones."""
 
     def begun(self) -> "Future[Any]":
-        """Begin it. Its result, on which no thread has to wait; with a last step, the arguments of that."""
+        """Begin it. Returns its result; with a last step, the arguments of that step."""
         self._run, self._lock, self._done = Run(self._flow, 0.0), RLock(), Future()
         self._done.add_done_callback(lambda done: self._cancel() if done.cancelled() else None)
         try:
@@ -381,7 +381,7 @@ class Pipeline:
         return WaitedRun(self._prepared, self._inputs(args, kwargs)).result()
 
     def stream(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Stream:
-        """Its last step, piece by piece; the steps before it run first."""
+        """The results of its last step, piece by piece; the steps before it run first."""
         inputs, last = self._inputs(args, kwargs), self._flow.streams
         if last is None:
             raise PointsmanError("only the result of one call can come in pieces, and this graph has several outputs")
@@ -415,7 +415,7 @@ class Pipeline:
 
 
 def ingress_of(given: InputNode) -> InProcessReplica | None:
-    """What makes the input of a request; None if it is taken as it comes."""
+    """The function that makes the input of a request; None if the input is used unchanged."""
     if given._preprocessor is None and given._schema is None:
         return None
     made = IngressInput(given._preprocessor, given._schema)

@@ -27,11 +27,11 @@ from pointsman.wire import CallFailed, Form
 
 _RUNNING = (Generator, AsyncGenerator, Coroutine)
 NOT_HERE = object()
-"""In place of a result: the call cannot be made in the caller's thread."""
+"""Placeholder for a result: the call cannot run in the caller's thread."""
 
 
 class NodeLoop:
-    """An event loop with a thread of its own, which ends when it is not used any more."""
+    """An event loop with its own thread, which ends when the loop is no longer used."""
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
@@ -48,12 +48,12 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # it is closed already
+    with suppress(RuntimeError):  # it is already closed
         loop.call_soon_threadsafe(loop.stop)
 
 
 class SharedThreads(Threads):
-    """Threads whose number also counts calls that are made in the thread of their caller."""
+    """A thread pool whose limit also counts calls that run in the thread of their caller."""
 
     def __init__(self, count: int, name: str) -> None:
         super().__init__(count, name)
@@ -64,10 +64,10 @@ class SharedThreads(Threads):
 
     @property
     def has_room(self) -> bool:
-        return False  # what is quick runs with its caller, or in a thread
+        return False  # quick calls run with their caller, or in a thread
 
     def borrow(self) -> bool:
-        """Whether a call may be made now; then it is given back with `give_back(None)`."""
+        """Whether a call may run now; then return its slot with `give_back(None)`."""
         try:
             self._slots.get_nowait()
         except Empty:
@@ -86,18 +86,18 @@ class SharedThreads(Threads):
 
 
 class NodeCode(NamedTuple):
-    """What a node runs, and how."""
+    """The code that a node runs, and its settings."""
 
     body: Callable[..., Any]
     options: NodeOptions
     context: CallContext
-    """Of its code outside of calls."""
+    """The context of its code outside of calls."""
     arguments: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]] | None = None
-    """Of the constructor; None: it is no class."""
+    """The arguments of the constructor; None if the code is not a class."""
 
 
 class LocalCall:
-    """`RunningCall` for a caller in this process. All but its making happens on the loop of its replica."""
+    """`RunningCall` for a caller in this process. Except for its creation, it runs on the loop of its replica."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class LocalCall:
         self.is_over = False
         self.begun = False
         self.result: Future[Any] = Future()
-        """Packed."""
+        """The packed result."""
         self.ended: Callable[[], None] = lambda: None
-        """Called at its end, if it was begun."""
+        """Called when it ends, if it was begun."""
         self._pieces = pieces
 
     def finish(self, value: Any) -> None:
@@ -133,7 +133,7 @@ class LocalCall:
         if self._pieces is not None:
             self._pieces.add(value)
         self._end()
-        with suppress(Exception):  # cancelled meanwhile
+        with suppress(Exception):  # it was cancelled meanwhile
             self.result.set_result(value)
 
     def begin_pieces(self, first: Any) -> "LocalPieces":
@@ -153,7 +153,7 @@ class LocalCall:
             self.result.set_exception(_of_call(error, self.context.node))
 
     def abandon(self) -> None:
-        """Its result is not wanted any more."""
+        """Its result is not needed any more."""
         if self.is_over:
             return
         self._end()
@@ -170,10 +170,10 @@ class LocalCall:
 
 
 def _of_call(error: BaseException, node: str) -> BaseException:
-    """What a caller gets: errors of the code as they are. What would end the caller, its loop or its generator is told
-    as an error."""
+    """An error as the caller gets it. One that would end the caller, its loop or its generator becomes
+    a `CallFailed`."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        with suppress(Exception):  # it cannot leave its process
+        with suppress(Exception):  # it cannot be sent to another process
             unpacked(packed(error))
             return error
     raised = CallFailed(str(error), kind=type(error).__name__, node=node)
@@ -182,7 +182,7 @@ def _of_call(error: BaseException, node: str) -> BaseException:
 
 
 class LocalPieces:
-    """What a generator yields, on its way to a caller in this process."""
+    """The values that a generator yields to a caller in this process."""
 
     def __init__(self) -> None:
         self.encode = packed
@@ -223,7 +223,7 @@ class LocalPieces:
 
 
 class LocalObject:
-    """The object of a node, made when it is first needed, and the loop of its async code."""
+    """The object of a node, created when it is first needed, and the loop of its async code."""
 
     def __init__(self, code: NodeCode) -> None:
         self.code = code
@@ -232,7 +232,7 @@ class LocalObject:
         self._home: NodeLoop | None = None
 
     def methods(self) -> Methods:
-        """Make and configure it, at the first call. Raises what the code raises."""
+        """Create and configure it, at the first call. Raises what the code raises."""
         if self._methods is not None:
             return self._methods
         with self._making:
@@ -252,7 +252,7 @@ class LocalObject:
         methods.check()
         configure = methods.optional("reconfigure") if code.options.user_config is not None else None
         if configure is not None:
-            config = msgspec.json.decode(msgspec.json.encode(code.options.user_config))  # its own, as in a process
+            config = msgspec.json.decode(msgspec.json.encode(code.options.user_config))  # a copy, as in a process
             told = self._in_context(lambda: configure.function(config))
             if asyncio.iscoroutine(told):
                 self._on_loop(told)
@@ -274,10 +274,10 @@ class LocalObject:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """It is started when it is first needed."""
+        """The loop; it is started when it is first needed."""
         if self._home is None:
             with self._making:
-                home: NodeLoop | None = self._home  # another thread may have made it
+                home: NodeLoop | None = self._home  # another thread may have created it
                 self._home = home or NodeLoop(self.code.context.node)
         return self._home.loop
 
@@ -287,7 +287,7 @@ class LocalObject:
 
 
 class LocalCalls:
-    """The calls of a replica on its loop: at most `limit` at a time, the others wait in order."""
+    """The calls of a replica on its loop: at most `limit` run at a time, the others wait in order."""
 
     def __init__(self, threads: SharedThreads, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         self._calling = Calling(threads, may_wait=True, loop=loop)
@@ -305,7 +305,7 @@ class LocalCalls:
             self._start(call)
 
     def take_over(self, call: LocalCall, result: Any) -> None:
-        """A call that was made elsewhere has returned what must be run here."""
+        """A call that ran elsewhere has returned something that must run here."""
         call.ended = self._left
         self._running += 1
         call.begun = True
@@ -345,12 +345,12 @@ class InProcessReplica:
     def _calls(self) -> LocalCalls:
         if self._calls_if_any is None:
             made = LocalCalls(self._threads, self._code.options.max_concurrency, self.object.loop)
-            self.__dict__.setdefault("_calls_made", made)  # of several threads, one makes it
+            self.__dict__.setdefault("_calls_made", made)  # if several threads come here, one creates it
             self._calls_if_any = self.__dict__["_calls_made"]
         return self._calls_if_any
 
     def context(self, request_id: str, step: str, caller: CallContext) -> CallContext:
-        """Of a call that another one makes, or a program."""
+        """The context for a call that another call makes, or a program."""
         own = self._code.context
         return CallContext(
             node=own.node,
@@ -366,7 +366,7 @@ class InProcessReplica:
         )
 
     def method(self, name: str) -> Method:
-        """Raises `UnknownName`, and what making the object raises."""
+        """The kind of a method. Raises `UnknownName`, and what creating the object raises."""
         return self.object.methods().find(name)
 
     def here(self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], context: CallContext) -> Any:
@@ -376,7 +376,7 @@ class InProcessReplica:
             return NOT_HERE
         try:
             result = timed(method, args, kwargs, context)
-        except KeyboardInterrupt:  # of the program that waits here
+        except KeyboardInterrupt:  # if the program itself waits here
             raise
         except BaseException as error:
             raised = _of_call(error, self.name)
@@ -394,7 +394,7 @@ class InProcessReplica:
     def begin(
         self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], context: CallContext
     ) -> "Future[Any]":
-        """Start a call, from any thread. Its result is packed; cancelling it ends the call."""
+        """Start a call, from any thread. Its result is packed. Cancelling the future ends the call."""
         call = LocalCall(method, args, kwargs, context)
         loop = self.object.loop
 

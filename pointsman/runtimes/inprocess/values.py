@@ -16,13 +16,13 @@ UNCHANGEABLE = frozenset({NoneType, bool, int, float, str, bytes})
 
 
 class Packed(NamedTuple):
-    """A value on its way, from which each receiver makes its own copy."""
+    """A value in transit, from which each receiver makes its own copy."""
 
     pickled: bytes
     buffers: tuple[memoryview, ...] = ()
-    """Of arrays: copied once, and shared read-only."""
+    """Copies of arrays, which receivers share read-only."""
     classes: tuple[Any, ...] = ()
-    """That only this process knows."""
+    """Classes that only this process can find."""
 
 
 def packed(value: Any) -> Any:
@@ -33,7 +33,7 @@ def packed(value: Any) -> Any:
     try:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=_keeping(buffers))
         return Packed(pickled, _copies(buffers))
-    except Exception:  # perhaps because of a class that cannot be imported
+    except Exception:  # perhaps it contains a class that cannot be imported
         return _packed_with_classes(value)
 
 
@@ -53,7 +53,7 @@ def _packed_with_classes(value: Any) -> Packed:
     pickler.classes = []
     try:
         pickler.dump(value)
-    except Exception as error:  # whatever a user's class raises while it is pickled
+    except Exception as error:  # a user's class may raise anything while it is pickled
         raise Unsendable(
             f"a value of type {type(value).__name__} cannot be sent to another process: {error}"
         ) from error
@@ -83,7 +83,7 @@ def _keeping(buffers: list[pickle.PickleBuffer]) -> Any:
     def keep(buffer: pickle.PickleBuffer) -> bool:
         try:
             buffer.raw()
-        except BufferError:  # not contiguous
+        except BufferError:  # the array is not contiguous
             return True
         buffers.append(buffer)
         return False

@@ -48,14 +48,14 @@ from pointsman.runtimes.probes import HttpProbes
 from pointsman.runtimes.tasks import LoopClock, Tasks
 from pointsman.types import Worker
 
-# What replicas and their plane share on this machine: a secret, the socket of its gateway, and memory.
+# What replicas and their plane share on this machine: a secret, the socket of their gateway, and memory.
 
 
 STORE_RETRY_S = 1.0
-"""How often changes that could not be stored are tried again."""
+"""How often the plane tries to store pending changes again."""
 PYTHON_PATH = "PYTHONPATH"
 ORPHANS_STOP_GRACE_S = 5.0
-"""Time from SIGTERM to SIGKILL when no plane has come back."""
+"""Time from SIGTERM to SIGKILL if no plane has come back."""
 LOOKING_FILES = 32
 """Files that may be open at once during detection, mostly those of GPU drivers."""
 
@@ -146,7 +146,7 @@ class LocalRuntime:
         self._tell: Tell | None = None
         """None before processes are adopted."""
         self._blind = ""
-        """What could not be detected on this machine, and what to do about it; empty if nothing."""
+        """What could not be detected on this machine, and what to do about it; empty if everything was."""
 
     async def open(self) -> None:
         check_state(self._state)
@@ -206,7 +206,7 @@ class LocalRuntime:
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()
-        if not descriptors_left(LOOKING_FILES):  # GPUs that cannot be seen are not gone
+        if not descriptors_left(LOOKING_FILES):  # GPUs that cannot be seen now are not gone
             self._blind = str(Reason("machine-not-seen", {"cause": "files"}))
             return
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 GROUP_GRACE_S = 2.0
-"""How long a killed process may take to vanish. A process that hangs in the kernel is not waited for any longer."""
+"""Time limit for a killed process to vanish: one that hangs in the kernel is not awaited any longer."""
 LOG_BYTES = 8 * 1024 * 1024
 """Half of the maximum size of a log: at this size it is renamed to `.1`, replacing the previous `.1`."""
 PIECE = 64 * 1024
@@ -27,7 +27,7 @@ end."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TIMER_ABSTIME = 1
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""This clock goes on while the machine is suspended, and is the same for all its processes."""
+"""This clock continues while the machine is suspended, and is the same for all its processes."""
 
 
 def now() -> float:
@@ -76,13 +76,13 @@ class Child:
         self.name = name
         self.note = str(message.get("note", ""))
         self.outlives_s = float(message.get("outlives_s", 0.0))
-        """How long it may run on after the end of the lease."""
+        """How long it may keep running after the end of the lease."""
         self.process = process
         self.log = log
         self.pid, self.born = process.pid, born(process.pid)
         self.output: int | None = output
         self.end: dict[str, int] | None = None
-        """How its leader ended; None while it runs."""
+        """How its leader ended; None while the leader runs."""
         self.gone_by = 0.0
         """Until when to wait for the rest of its group."""
 
@@ -113,7 +113,7 @@ class Children:
             raise
         finally:
             os.close(write)
-        # From here on, its end is noticed.
+        # from here on, its end is noticed
         child = self.by_name[name] = Child(name, message, process, read, log)
         log.note(f"started as process {child.pid}: {message.get('shown', argv[0])}")
         os.set_blocking(read, False)
@@ -129,20 +129,20 @@ class Children:
         return [child for child in self.running() if not child.outlives_s]
 
     def signal(self, children: Iterable[Child], number: int) -> None:
-        """Signal the whole group of each."""
+        """Signal the whole group of each child."""
         for child in children:
             _signal_group(child.pid, number)
 
     def signal_one(self, name: str, number: int) -> None:
-        """Signal one child, unless its leader has ended, which was reported."""
+        """Signal one child, unless its leader has ended and this was reported."""
         self.signal([child for child in self.running() if child.name == name], number)
 
     def next_deadline(self) -> float | None:
-        """When the next group is given up; None if none is waited for."""
+        """When waiting for a group ends; None if none is awaited."""
         return min((child.gone_by for child in self.by_name.values() if child.end is not None), default=None)
 
     def reap(self) -> list[Child]:
-        """Record leaders that have ended. Returns the children that are gone with their groups."""
+        """Record ended leaders. Returns the children that are gone together with their groups."""
         running = {child.pid: child for child in self.running()}
         while (ended := _next_ended(running)) is not None:
             pid, status = ended
@@ -235,7 +235,7 @@ def _is_empty(group: int) -> bool:
 
 
 def kill_orphans() -> None:
-    """Kill processes that left their group and lost their parents: on Linux they are children of the supervisor."""
+    """Kill processes that left their group and whose parents are gone: on Linux they are children of the supervisor."""
     deadline = now() + GROUP_GRACE_S
     while now() < deadline:
         while _next_ended(()) is not None:
@@ -250,7 +250,7 @@ def kill_orphans() -> None:
 
 
 def _own_children() -> list[int]:
-    """Pids of own children; none where the system does not report them."""
+    """Pids of own children; empty if the system does not report them."""
     try:
         listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
     except OSError:
@@ -314,7 +314,7 @@ def _die_with(supervisor: int) -> Callable[[], None]:
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the line above
+        if os.getppid() != supervisor:  # the supervisor died before the line above
             os._exit(1)
 
     return prepare

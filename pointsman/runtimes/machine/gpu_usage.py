@@ -26,7 +26,7 @@ RETRY_S = 60.0
 GPU_INTERVAL_S = 1.0
 """Minimum interval of readings; drivers measure over about as long."""
 GPU_TIME_LIMIT_S = 0.2
-"""A policy is called without GPU usage rather than later."""
+"""Time limit for a reading; without an answer, a policy is called without GPU usage."""
 GPU_IDLE_S = 60.0
 """Drivers that are not read for this long are closed."""
 
@@ -88,7 +88,7 @@ class GpuDrivers:
     def _close_nvml(self) -> None:
         nvml, self._open = self._open, None
         if nvml is not None:
-            with suppress(nvml.NVMLError):  # it is gone already
+            with suppress(nvml.NVMLError):  # it is already gone
                 nvml.nvmlShutdown()
 
     def _amd(self, indices: list[int]) -> dict[int, int]:

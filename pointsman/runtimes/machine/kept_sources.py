@@ -1,6 +1,6 @@
 """Documents as rows, and the code that they had when they came into force.
 
-A document names code by file or module, and people go on editing those. So the content of the files is kept beside the
+A document names code by file or module, and people keep editing those. So the content of the files is kept beside the
 document: a replica that starts later runs what was deployed, and a rollback brings the code back. Code is kept by what
 identifies a version (its text, its folder, the digest of its code), once for all documents that share it, and dropped
 with the last of them. `config/code.py` bounds what a node may keep; a document with a node beyond that keeps nothing.
@@ -38,7 +38,7 @@ class SqliteSources:
         db.execute("create table if not exists sources (document text primary key, packed text) without rowid")
 
     def save(self, document: ManifestText, packed: str) -> None:
-        """Within a transaction that has saved the document."""
+        """Store sources, within a transaction that has saved the document."""
         self._db.execute("insert or replace into sources values (?, ?)", (_key(document), packed))
         rows = [
             row
@@ -58,5 +58,5 @@ class SqliteSources:
 
 
 def _key(document: ManifestText) -> str:
-    """What its sources are found by."""
+    """The key under which its sources are stored."""
     return sha256(msgspec.json.encode([document.text, document.folder, document.code])).hexdigest()

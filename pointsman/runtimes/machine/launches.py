@@ -30,23 +30,23 @@ from pointsman.runtimes.machine.store import SqliteProcesses, StoredProcess
 UNRUNNABLE = frozenset({
     errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
 })  # fmt: skip
-"""Errors of programs that can never be run as they are."""
+"""Errors of programs that can never run as they are."""
 
 
 class Launches:
-    """Processes that were started or are about to be, and are not known to have ended. The store follows."""
+    """Processes that were started or are about to be, and are not known to have ended. The store follows this table."""
 
     def __init__(self, store: SqliteProcesses, tell: Tell, tasks: BackgroundTasks) -> None:
         self.stored = tuple(store.found)
-        """What an earlier plane has left in the store."""
+        """The processes that an earlier plane has left in the store."""
         self._store = store
         self._tell = tell
         self._tasks = tasks
         self._known = {process.id: process for process in store.found}
         self._given: dict[str, tuple[ProcessOrder, str]] = {}
-        """Orders of this plane, with their programs, which know whether another try may help."""
+        """Orders of this plane with their programs, which know whether another try may succeed."""
         self._astray: dict[str, tuple[str, str]] = {}
-        """By instance: the folder that its worker lacks, and where it runs instead."""
+        """By instance: the folder that its worker lacks, and the folder in which it runs instead."""
 
     def all(self) -> list[StoredProcess]:
         return list(self._known.values())
@@ -70,7 +70,7 @@ class Launches:
         name = order.instance_id
         try:
             launch = order.launch(host, port)
-        except Exception as error:  # an adapter of the user's own
+        except Exception as error:  # a user's own adapter
             self.failed(name, error)
             return None
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
@@ -122,7 +122,7 @@ class Launches:
             return None
         try:
             return order.why_final(ProcessEnd(end.code, list(end.lines), end.port_is_free))
-        except Exception as error:  # an adapter of the user's own
+        except Exception as error:  # a user's own adapter
             self._tasks.failed("engine adapters", error)
             return None
 

@@ -12,11 +12,11 @@ OURS = "[pointsman] "
 """Prefix of the supervisor's own lines."""
 PIECE = 64 * 1024
 MAX_REASON = 300
-"""Characters of a last line that is quoted."""
+"""Maximum characters of a last line that is quoted."""
 MAX_LINES = 2000
 """Lines of a failed start that the adapter searches: the usage text of a server may be long."""
 MAX_LOGS = 100
-"""Logs of instances that are gone; older ones are removed."""
+"""Maximum logs of removed instances; older ones are deleted."""
 
 
 def log_file(state: Path, instance_id: str) -> Path:
@@ -30,7 +30,7 @@ def find_log(state: Path, instance_id: str) -> Path | None:
     try:
         file = log_file(state, instance_id)
         return file if file.exists() else None
-    except (PointsmanError, OSError):  # no name of an instance, or too long for a file
+    except (PointsmanError, OSError):  # not the name of an instance, or too long for a file
         return None
 
 

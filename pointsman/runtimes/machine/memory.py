@@ -21,7 +21,7 @@ from pointsman.wire.shared_memory import BufferFiles, SharedBuffers, UnreadableB
 
 MEMORY = Path("/dev/shm")
 SWEEP_S, MAX_AGE_S = 60.0, 900.0
-"""How often files are checked, and the age from which no request can need one."""
+"""Interval of checks of files, and the age from which no request can need one."""
 OCTETS = b"application/octet-stream"
 
 
@@ -59,7 +59,7 @@ def _own_folder(folder: Path) -> None:
 
 
 class NodeMemory:
-    """The memory of a node of a cluster: sent to replicas on other nodes, and freed when gateways say so."""
+    """The memory of a node of a cluster: sent to replicas on other nodes, and freed on messages of gateways."""
 
     def __init__(self, state: Path, node: str, host: str) -> None:
         """`state`: a folder of this node. `host`: the address at which other nodes reach it."""
@@ -68,13 +68,13 @@ class NodeMemory:
         """A file with the home of this node: its name and the address of this server."""
         self._node, self._host = node, host
         self.secret = b""
-        """The secret of the plane; nothing is sent without one."""
+        """The secret of the plane; without one, nothing is sent."""
         self._files = SharedBuffers(self._folder)
         self._http: HttpServer | None = None
         self._sending: set[asyncio.Task[None]] = set()
 
     async def open(self, *, is_used: bool) -> None:
-        """Serve the memory. `is_used`: processes that an earlier actor has started use it."""
+        """Serve the memory. `is_used`: whether processes that an earlier actor has started use it."""
         folder = SharedFolder(self._folder)
         if not is_used:
             folder.clear()
@@ -82,7 +82,7 @@ class NodeMemory:
         before = self._home.read_text(encoding="utf-8").rpartition(":")[2] if self._home.exists() else ""
         try:
             port = await self._http.listen(self._host, int(before) if before.isdecimal() else 0)
-        except OSError:  # that port has another owner now
+        except OSError:  # the port has another owner now
             port = await self._http.listen(self._host, 0)
         host = f"[{self._host}]" if ":" in self._host else self._host
         replace_text(self._home, f"{self._node} {host}:{port}")
@@ -93,7 +93,7 @@ class NodeMemory:
         return {"POINTSMAN_SHM": str(self._folder), "POINTSMAN_MEMORY": str(self._home)}
 
     def sweep(self) -> None:
-        """Free what no request can need any more."""
+        """Free the files that no request can need any more."""
         BufferFiles(self._folder).remove_older_than(MAX_AGE_S)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class NodeMemory:
             client.answer(404, _problem("there is no such page"))
 
     async def _send(self, client: ServerConnection, name: str, length: int) -> None:
-        """Send a file, which is copied on a thread: a large one would hold up everything else."""
+        """Send a file. It is copied on a thread, because a large one would block everything else."""
         try:
             body = await asyncio.to_thread(lambda: bytes(self._files.get(name, length)))
         except UnreadableBlob as error:
@@ -132,7 +132,7 @@ class NodeMemory:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a small file in one step: others read it at any time."""
+    """Write a small file in one step: others may read it at any time."""
     unfinished = file.with_suffix(".new")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)

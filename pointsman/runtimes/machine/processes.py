@@ -40,9 +40,9 @@ HOST = "127.0.0.1"
 LEASE_RETRY_S = 0.1
 """How often a worker without a lease checks whether it has one again."""
 RETRY_S = 1.0
-"""Pause after a supervisor could not be started."""
+"""Pause after a failed start of the supervisor."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
-"""What the plane or the supervisor lacks when a process cannot be started, by error number."""
+"""What the plane or the supervisor lacks if a process cannot be started, by error number."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
 """Signals from outside, which the last line of the log does not explain."""
@@ -58,7 +58,7 @@ class ProcessStart(msgspec.Struct, frozen=True):
     folder: str
     """Its working directory, if the worker has it."""
     outlives_s: float = 0.0
-    """How long it may run on after the end of the lease of its worker."""
+    """How long it may keep running after the end of the lease of its worker."""
 
 
 class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +68,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
     pid: int
     born: str
     folder: str = ""
-    """Where it runs, if that is not the requested folder."""
+    """The folder in which it runs, if that is not the requested one."""
 
 
 class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -77,14 +77,14 @@ class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: str
     why: str
     errno: int = 0
-    """Why the system refused to start it; 0 if it did not."""
+    """The system's error number for the failed start; 0 if it did not refuse it."""
     code: int = 0
     """Its exit code."""
     lines: tuple[str, ...] = ()
     """Its last lines, if it has failed."""
     port_is_free: bool = True
     folder: str = ""
-    """Where it was to run, if that is not the requested folder."""
+    """The folder in which it was to run, if that is not the requested one."""
 
 
 WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
@@ -138,7 +138,7 @@ class WorkerTable:
         self.ports = Ports(host)
         self.known: dict[str, StoredProcess] = {}
         self.folders: dict[str, str] = {}
-        """Where processes run whose folder does not exist on this worker."""
+        """The folders in which processes run whose own folder does not exist on this worker."""
         self.state = state
 
     def add(self, process: StoredProcess) -> None:
@@ -160,7 +160,7 @@ class WorkerTable:
         return self.known.pop(instance_id, None)
 
     def end_of(self, report: supervisor_link.ProcessExited) -> InstanceEnded:
-        """How a process ended, with what its adapter needs to decide whether another try may help."""
+        """The end of a process, with what its adapter needs to decide whether another try may succeed."""
         log, known = log_file(self.state, report.id), self.known.get(report.id)
         end = InstanceEnded(id=report.id, why=_exit_reason(report, log), code=report.code or 0)
         if not report.code or known is None:
@@ -196,9 +196,9 @@ class Processes:
         self._known_supervisor: SupervisorProcess | None = None
         """The last known supervisor process."""
         self._is_lost = False
-        """Whether it has hung up and its processes are not accounted for."""
+        """Whether it has hung up and its processes have not been accounted for."""
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
-        """Launches that wait for a supervisor, or for a stranger of the same name to end."""
+        """Launches that wait for a supervisor, or for the end of a stranger of the same name."""
         self._strangers: dict[str, int] = {}
         """Unknown processes, by name, which are being killed."""
         self._signals: dict[str, signal.Signals] = {}
@@ -206,7 +206,7 @@ class Processes:
         self._replacing: Timer | None = None
 
     async def open(self, known: Iterable[StoredProcess]) -> list[StoredProcess]:
-        """Find or start the supervisor. Returns what still runs from an earlier plane; the rest has ended."""
+        """Find or start the supervisor. Returns what still runs from an earlier plane; everything else has ended."""
         for process in known:
             self.table.add(process)
         with suppress(OSError):  # without this folder there are no logs, which `prune` and the supervisor tolerate
@@ -222,7 +222,7 @@ class Processes:
         return sorted(self.table.known.values(), key=lambda one: one.id)
 
     def start(self, start: ProcessStart) -> None:
-        """Reported: `InstanceStarted`, and later `InstanceEnded`; or only that."""
+        """Reports `InstanceStarted`, and later `InstanceEnded`; or only the latter."""
         process = start.process
         self.table.add(process)
         note = msgspec.json.encode(process).decode()
@@ -249,7 +249,7 @@ class Processes:
             self._signals[instance_id] = number
 
     async def close(self) -> None:
-        """End whatever is left, and the supervisor."""
+        """End all remaining processes, and the supervisor."""
         if self._replacing is not None:
             self._replacing.cancel()
         if self.supervisor is not None:
@@ -301,7 +301,7 @@ class Processes:
             self._replacing = self._tasks.complete("supervisor replacement", self._replace)
 
     async def _replace(self) -> None:
-        """If the old one is dead, so are its processes. If it only hung up, nothing is lost."""
+        """If the old supervisor is dead, so are its processes. If it only hung up, nothing is lost."""
         if self._is_lost and self._known_supervisor is not None and await _has_ended(self._known_supervisor):
             for process in [one for one in self.table.known.values() if one.id not in self._held]:
                 await _clear(process)
@@ -332,7 +332,7 @@ class Processes:
     def _reported(self, report: Report) -> None:
         try:
             self._take_in(report)
-        except Exception as error:  # a defect of ours: connect again, and compare what runs with what is known
+        except Exception as error:  # a bug of ours: connect again, and compare what runs with the table
             self._tasks.failed("supervisor reports", error)
             if self.supervisor is not None:
                 self.supervisor.hang_up()
@@ -361,7 +361,7 @@ class Processes:
 
 
 def _noted(process: EngineProcess) -> StoredProcess | None:
-    """What the plane that started a process knew about it; None if that is unreadable."""
+    """The facts that the plane knew about a process when it started it; None if they are unreadable."""
     try:
         noted = msgspec.json.decode(process.note, type=StoredProcess)
     except msgspec.MsgspecError:

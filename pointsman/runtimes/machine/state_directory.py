@@ -1,4 +1,4 @@
-"""The folder of a plane on its machine: who may use it, its lock, and the socket of its admin API."""
+"""The folder of a plane on its machine: its permissions, its lock, and the socket of the admin API."""
 
 import asyncio
 import fcntl
@@ -100,7 +100,7 @@ class AdminSocket:
         self._server: asyncio.AbstractServer | None = None
 
     async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
-        """Replaces a socket of an earlier plane; the lock of the directory shows that this plane is gone."""
+        """It replaces a socket of an earlier plane; the lock of the directory shows that this plane is gone."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:

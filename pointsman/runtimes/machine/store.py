@@ -31,7 +31,7 @@ MAX_SCALING_RECORDS = 200
 MAX_VERSIONS = 100
 """Maximum versions of the manifest, and of each application; older ones are dropped."""
 BUSY_MS = 100
-"""How long a document waits for another program that has locked the file. Everything else does not wait."""
+"""How long a document waits for another program that has locked the file. Other writes do not wait."""
 SCHEMA = f"""
 begin;
 create table manifests (
@@ -65,7 +65,7 @@ ADVICE = {
 
 DISK_ERRORS = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 SPACE_BYTES = 64 * 1024
-"""A disk with less than this is full, whatever SQLite calls it."""
+"""A disk with less space than this is full, whatever SQLite reports."""
 
 
 def _advice(error: Exception, path: Path) -> str:
@@ -79,7 +79,7 @@ def _advice(error: Exception, path: Path) -> str:
 
 
 def _code(error: Exception) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest is too detailed here
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the text is too detailed here
 
 
 class UnsavedRows(Protocol):
@@ -88,14 +88,14 @@ class UnsavedRows(Protocol):
     def __len__(self) -> int: ...
 
     def write(self, db: sqlite3.Connection) -> None:
-        """Write them, within a transaction. They stay unsaved until `saved`."""
+        """Write them, within a transaction. They count as unsaved until `saved`."""
         ...
 
     def saved(self) -> None: ...
 
 
 class WriteBehind:
-    """Writes rows at once if the file can be written, else as soon as it can be again."""
+    """Writes rows at once if the file can be written, else as soon as possible."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self.failures = 0
@@ -212,7 +212,7 @@ class Store:
 
     @property
     def problem(self) -> str:
-        """Why the file is not up to date, and what to do; empty if it is."""
+        """Why the file is not up to date, and what to do; empty if it is up to date."""
         behind = self.behind
         if behind.failed_since is None:
             return ""
@@ -241,10 +241,10 @@ class SqliteDocuments:
         self._db = db
         self._path = path
         self.push: Callable[[], None] | None = None
-        """Stores the written content elsewhere, and may raise `NotStored`. None: the content is kept here."""
+        """Stores the written content elsewhere, and may raise `NotStored`. None: the content stays here."""
 
     def check(self) -> None:
-        """Read what is there. Raises `sqlite3.Error`."""
+        """Load the stored state. Raises `sqlite3.Error`."""
         self.kept = SqliteSources(self._db)
         for table in ("manifests", "applications"):
             self._db.execute(f"select {DOCUMENT} from {table} limit 1").fetchall()
@@ -368,7 +368,7 @@ class SqliteTargets:
         return len(self._forgotten) + len(self._unsaved_states) + sum(map(len, self._unsaved_records.values()))
 
     def write(self, db: sqlite3.Connection) -> None:
-        for name in self._forgotten:  # removed first: what has the name now is newer
+        for name in self._forgotten:  # removals first: a present row of this name is newer
             db.execute("delete from scaling where name = ?", (name,))
             db.execute("delete from scaling_records where name = ?", (name,))
         states = [(name, self._states[name]) for name in self._unsaved_states]
@@ -440,7 +440,7 @@ class StoredProcess(msgspec.Struct, frozen=True):
     place: str = ""
     """Its place as JSON; empty if it has none."""
     worker: str = ""
-    """Where it runs; empty: on the machine of the plane."""
+    """The worker on which it runs; empty: the machine of the plane."""
 
 
 PROCESS = ", ".join(StoredProcess.__struct_fields__)

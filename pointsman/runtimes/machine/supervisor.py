@@ -10,9 +10,9 @@ processes. The one rule: no engine outlives the supervisor, and no message from 
             exited{id, pid, code | signal}  confused{why}
 
 Each engine has a process group of its own. Signals go to the whole group; when its leader exits, the rest is killed.
-`born` tells a process from a later one of the same pid. With a lease (a plane on another machine), engines run only
-while it is renewed, whatever the connection does. A process with `outlives_s`, such as a gateway, owns nothing that
-others could own too: it runs on for this long after the lease.
+`born` distinguishes a process from a later one of the same pid. With a lease (a plane on another machine), engines run
+only while it is renewed, regardless of the connection. A process with `outlives_s`, such as a gateway, owns nothing
+that others could own too: it keeps running for this long after the lease.
 """
 
 import json
@@ -38,14 +38,14 @@ from pointsman.runtimes.machine.children import (
 )
 
 GRACE_S = STOP_GRACE_S = 5.0
-"""How long engines live on without a plane, and the time from SIGTERM to SIGKILL then, unless the plane sets others."""
+"""Default time for which engines keep running without a plane, and from SIGTERM to SIGKILL then."""
 MAX_GRACE_S = 1e6
 FIRST_VISIT_S = 10.0
 """The plane that started the supervisor must connect within this time."""
 LINE_BYTES = 8 * 1024 * 1024
 MAX_WAIT_S = 3600.0
 GROUP_LOOK_S = 0.02
-"""How often the group of a leader that has ended is checked."""
+"""Interval of checks of the group of a leader that has ended."""
 LATE_S = 0.25
 """How late the supervisor may be to kill what ran under a lease, before the kernel kills the supervisor. A plane allows
 for more than that (`MARGIN_S` of `runtimes/ray/leases.py`)."""
@@ -69,12 +69,12 @@ class EngineLease:
         return self.ends
 
     def holds(self, at: float) -> bool:
-        """Whether something may be started."""
+        """Whether a process may be started."""
         return self.is_granted and at < self.ends
 
 
 class LeasedChildren:
-    """Ends the children that a lease allowed when the lease is over. Without a lease it does nothing.
+    """Ends the children under a lease when the lease is over. Without a lease it does nothing.
 
     A supervisor that is frozen, or waits too long for a core, is killed by the kernel then, and its children with it.
     """
@@ -83,7 +83,7 @@ class LeasedChildren:
         self.lease: EngineLease | None = None
         self._children = children
         self._killed_at: float | None = None
-        """When the rest of the children of a lease that has ended is killed; None if none is left."""
+        """When the other children of an ended lease are killed; None if none is left."""
         self._switch: KillTimer | None = None
         """None without a lease, or if the kernel refused it: then nothing is started."""
 
@@ -115,13 +115,13 @@ class LeasedChildren:
         self._switch.set(self.lease.ends + stop_grace_s + LATE_S if needed else None)
 
     def deadline(self) -> float | None:
-        """When `check` must be called; None: it need not be."""
+        """When `check` must be called; None if it need not be."""
         if self._killed_at is not None or self.lease is None:
             return self._killed_at
         return self.lease.ends if self._children.leased() else None
 
     def check(self, at: float, stop_grace_s: float) -> None:
-        """End what may not run any more. Another lease does not save them: the plane may rely on the end."""
+        """End what may not run any more. Another lease does not save them: the plane may rely on their end."""
         leased = self._children.leased()
         if not leased or self.lease is None:
             self._killed_at = None
@@ -134,7 +134,7 @@ class LeasedChildren:
             self._killed_at = at + GROUP_GRACE_S
             self._children.signal(leased, signal.SIGKILL)
             if self._switch is not None:
-                self._switch.set(None)  # it could do no more
+                self._switch.set(None)  # it could not do more
 
 
 class PlaneConnection:
@@ -148,7 +148,7 @@ class PlaneConnection:
         self._unsent = b""
 
     def accept(self, listener: socket.socket) -> bool:
-        """Accept a plane. Returns False if that failed, or if another plane is connected, which it is told."""
+        """Accept a plane. Returns False if that failed, or if another plane is connected, and answers so."""
         greeting = {"say": "supervisor", "pid": os.getpid(), "busy": False}
         try:
             plane, _ = listener.accept()
@@ -206,7 +206,7 @@ class PlaneConnection:
             sent = self._plane.send(self._unsent)
         except BlockingIOError:
             sent = 0
-        except OSError:  # the plane is gone, which the next read notices
+        except OSError:  # the plane is gone, which the next read reports
             sent = len(self._unsent)
         self._unsent = self._unsent[sent:]
         writing = selectors.EVENT_WRITE if self._unsent else 0
@@ -273,13 +273,13 @@ class Supervisor:
 
     @property
     def _alone_until(self) -> float | None:
-        """When everything is ended; None while a plane is connected."""
+        """When everything is stopped; None while a plane is connected."""
         if self._leased.lease is None:
             return self._connected_until
         return self._leased.lease.ends + max((child.outlives_s for child in self._children.running()), default=0.0)
 
     def _timeout(self) -> float | None:
-        """Seconds until something must be done; None: never."""
+        """Seconds until the next action; None: never."""
         groups = self._children.next_deadline()
         deadlines = [self._alone_until, self._leased.deadline()] if self._ends_by is None else [self._ends_by]
         known: list[float] = [at for at in (*deadlines, groups) if at is not None]
@@ -304,7 +304,7 @@ class Supervisor:
             self._connected_until = None
 
     def _disconnected(self) -> None:
-        """Engines run on for a while, for the next plane."""
+        """Leave engines running for a time, for the next plane."""
         self._connected_until = now() + (self._grace_s if self._children.by_name else 0.0)
 
     def _obey(self, line: bytes) -> None:
@@ -341,7 +341,7 @@ class Supervisor:
                 raise ValueError("everything is being stopped")
             self._leased.check_start(self._stop_grace_s)
             child = self._children.spawn(name, message)
-        except Exception as error:  # each start is answered
+        except Exception as error:  # each start gets an answer
             number = error.errno if isinstance(error, OSError) else None
             self._plane.say({"say": "failed", "id": name, "why": reason(error), "errno": number or 0})
             return

@@ -1,4 +1,4 @@
-"""The plane's end of the connection to its supervisor, and process groups that have lost theirs.
+"""The plane's end of the connection to its supervisor, and process groups without a supervisor.
 
 A process is known by pid and start time, so that no process of another program is ever signalled.
 """
@@ -25,7 +25,7 @@ from pointsman.runtimes.machine.children import born
 MARK = "POINTSMAN_INSTANCE"
 """An environment variable of every engine: its instance."""
 VANISH_S = 5.0
-"""How long a killed process may take to vanish."""
+"""Time limit for a killed process to vanish."""
 
 
 class Member(NamedTuple):
@@ -58,7 +58,7 @@ def lives(pid: int, started: str) -> bool:
         return False
     with suppress(PermissionError):
         try:
-            os.kill(pid, 0)  # sends nothing
+            os.kill(pid, 0)  # this sends nothing
         except ProcessLookupError:
             return False
     if not descriptors_left():
@@ -73,7 +73,7 @@ def _left(instance_id: str, pid: int, started: str) -> list[int]:
     if not started or pid <= 1:
         return []
     try:
-        os.killpg(pid, 0)  # sends nothing
+        os.killpg(pid, 0)  # this sends nothing
     except (ProcessLookupError, PermissionError):
         return []
     if not descriptors_left():
@@ -118,18 +118,18 @@ PACKAGES = str(Path(__file__).parents[3])
 SOCKET = "supervisor.sock"
 LOG = "supervisor.log"
 END_S = 20.0
-"""How long a supervisor may take to end before it is killed."""
+"""Time limit for a supervisor to end before it is killed."""
 ANSWER_S = 10.0
-"""A supervisor that does not answer within this is not used."""
+"""A supervisor that does not answer within this time is not used."""
 
 
 class SupervisorTerms(NamedTuple):
-    """What a supervisor is told at the beginning of a connection."""
+    """The settings that a supervisor gets at the beginning of a connection."""
 
     grace_s: float
-    """How long engines live on without a plane. With a lease, the lease decides."""
+    """How long engines keep running without a plane. With a lease, the lease decides."""
     stop_grace_s: float
-    """Time from SIGTERM to SIGKILL when no plane has come back, or the lease has ended."""
+    """Time from SIGTERM to SIGKILL if no plane has come back, or the lease has ended."""
     leased: bool = False
     """Whether engines run while a lease is renewed, regardless of the connection."""
 
@@ -258,13 +258,13 @@ class SupervisorLink(asyncio.Protocol):
         await self.process.wait()
 
     def close(self) -> None:
-        """Hang up. Engines live on for the grace time, for the next plane."""
+        """Hang up. Engines keep running for the grace time, for the next plane."""
         self._on_lost = None
         if self._transport is not None:
             self._transport.close()
 
     def hang_up(self) -> None:
-        """Break off the connection, as if the supervisor had done so."""
+        """Close the connection as if the supervisor had done so."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -280,7 +280,7 @@ class SupervisorLink(asyncio.Protocol):
         return None
 
     def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
-        """Call these from now on: with each report, and when the supervisor hangs up without being asked to."""
+        """Call these from now on: with each report, and when the supervisor hangs up unexpectedly."""
         self._on_report, self._on_lost = on_report, on_lost
         for report in self._unread:
             on_report(report)
@@ -337,7 +337,7 @@ async def open_supervisor(
 
 
 async def _existing(state: Path) -> SupervisorLink | None:
-    for _ in range(50):  # it may take a moment to notice that the plane before this one is gone
+    for _ in range(50):  # it may take a moment to notice that the previous plane is gone
         try:
             link = await _connected(state / SOCKET, SupervisorProcess())
         except OSError:

@@ -1,4 +1,4 @@
-"""The only place that knows Ray: connecting, nodes, actors, and what is booked with Ray's scheduler.
+"""The only module that uses Ray: connecting, nodes, actors, and bookings with Ray's scheduler.
 
 Everything that may wait for Ray is called on a thread; calls of actors are awaited on the event loop.
 """
@@ -27,18 +27,18 @@ HEALTH_CHECKS = {
 }
 """For a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See docs/ray.md."""
 LOOPBACK = "127.0.0.1"
-"""Of a cluster that we start."""
+"""The address of a cluster that we start."""
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """0: Ray listens on loopback only. Else it takes 127.0.0.1 for the address of the machine, and listens on all."""
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Of a cluster that we start: values do not go through Ray."""
+"""Object store of a cluster that we start: values do not go through Ray."""
 STOP_GRACE_S = 1.0
-"""From SIGTERM to SIGKILL when the lease of a node is over."""
+"""Time from SIGTERM to SIGKILL when the lease of a node is over."""
 BOOKED_S = 5.0
-"""How long Ray may take to book what an instance uses."""
+"""Time limit for Ray to book what an instance uses."""
 SAVED_S = 2.0
 GPU_MEMORY_LABEL = "pointsman.io/gpu-memory"
-"""Of a Ray node whose GPUs no driver describes, such as 24Gi."""
+"""A label for the GPU memory of a Ray node whose GPUs no driver describes, such as 24Gi."""
 BOOKING = "pointsman-"
 
 
@@ -46,19 +46,19 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a plane uses a cluster."""
 
     address: str = ""
-    """Of its head, host:port; empty: a cluster on this machine is started, and ended with the plane."""
+    """host:port of its head; if empty, a cluster is started on this machine, and ended with the plane."""
     host: str = ""
-    """The address of this machine in the cluster; empty: as Ray finds it."""
+    """The address of this machine in the cluster; if empty, the one that Ray finds."""
     namespace: str = "pointsman"
-    """One plane per namespace."""
+    """The namespace; it has one plane."""
     storage: str = ""
-    """A folder that all nodes reach, for the state; empty: it is lost with the node that holds it."""
+    """A folder that all nodes reach, for the state; if empty, the state is lost with the node that holds it."""
     lease_s: float = 3.0
-    """A node that hears nothing from the plane for this long ends its engines."""
+    """A node that receives nothing from the plane for this long ends its engines."""
     orphan_grace_s: float = 60.0
-    """How long engines live on without a plane."""
+    """How long engines keep running without a plane."""
     node_state: str = "~/.local/state/pointsman/nodes"
-    """The folder of sockets and logs on each node."""
+    """The folder of sockets and logs, on each node."""
 
 
 class NoAnswer(PointsmanError):
@@ -66,7 +66,7 @@ class NoAnswer(PointsmanError):
 
 
 class Late(NoAnswer):
-    """An actor has not answered in time. It may be there."""
+    """An actor has not answered in time. It may still exist."""
 
 
 async def called(method: Any, *args: Any, limit_s: float) -> Any:
@@ -84,11 +84,11 @@ async def called(method: Any, *args: Any, limit_s: float) -> Any:
 
 
 class NotBooked(PointsmanError):
-    """Ray has not booked what an instance uses: other jobs have it."""
+    """Ray has not booked what an instance uses: other jobs use it."""
 
 
 class RayNode(msgspec.Struct, frozen=True):
-    """A node of the cluster that is there."""
+    """A live node of the cluster."""
 
     id: str
     name: str
@@ -129,13 +129,13 @@ class RayCluster:
         self.settings = settings
         self.address = settings.address
         self.host = ""
-        """Of the node that the plane runs on."""
+        """The id of the node that the plane runs on."""
         self.bookings = Bookings()
         self._ray: Any = None
         self._constants: Any = None
         self._is_ours = not settings.address
         self._is_of_program = False
-        """The program that this plane runs in has connected to Ray before."""
+        """Whether the program that this plane runs in had connected to Ray before."""
         self._keeper: Any = None
 
     async def connect(self) -> None:
@@ -151,12 +151,12 @@ class RayCluster:
         self._ray, self._constants = ray, ray_constants
         try:
             await asyncio.to_thread(self._init)
-        except Exception as error:  # of many kinds
+        except Exception as error:  # many kinds of exceptions
             where = self.settings.address or "on this machine"
             raise PointsmanError(f"no Ray cluster can be used at {where}: {_first_line(error)}") from error
 
     def _init(self) -> None:
-        if self._ray.is_initialized():  # a process has one connection
+        if self._ray.is_initialized():  # a process has only one connection
             context = self._ray.get_runtime_context()
             if self.settings.address not in ("", context.gcs_address):
                 raise PointsmanError(f"this program is connected to another cluster, {context.gcs_address}")
@@ -166,7 +166,7 @@ class RayCluster:
         settings: dict[str, Any] = {"address": self.settings.address}
         if self._is_ours:
             os.environ.update({name: os.environ.get(name, value) for name, value in HEALTH_CHECKS.items()})
-            os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # it was read at the import
+            os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # Ray has read it at import
             settings = {
                 "address": "local",
                 "include_dashboard": False,
@@ -191,7 +191,7 @@ class RayCluster:
         """Those that Ray believes to be alive. Raises `NoAnswer`."""
         try:
             found = await asyncio.to_thread(self._ray.nodes)
-        except Exception as error:  # of many kinds
+        except Exception as error:  # many kinds of exceptions
             raise NoAnswer(_first_line(error)) from error
         return [
             RayNode(
@@ -202,7 +202,7 @@ class RayCluster:
         ]
 
     def agent(self, node: RayNode) -> Any:
-        """The actor of a node; made if there is none."""
+        """The actor of a node; created if it does not exist."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         folder = f"{self.settings.node_state}/{self.settings.namespace}/{node.name}"
@@ -211,7 +211,7 @@ class RayCluster:
         )
 
     async def keeper(self) -> Any:
-        """The actor that keeps the state; made if there is none, on the node of the plane if possible."""
+        """The actor that keeps the state; created if it does not exist, on the node of the plane if possible."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = next((one.id for one in await self.nodes() if one.host == self.host), None)
@@ -242,23 +242,23 @@ class RayCluster:
         """Wait until the keeper has an image of the store. Raises `NotStored`."""
         try:
             self._ray.get(self._keeper.save.remote(epoch, number, image), timeout=SAVED_S)
-        except Exception as error:  # of Ray, or of the storage
+        except Exception as error:  # an exception of Ray, or of the storage
             raise NotStored(f"nothing was changed, because the state cannot be stored: {_first_line(error)}") from error
 
 
 class Bookings:
-    """What is booked with Ray, so that other jobs stay off it: a placement group for each instance with a place."""
+    """What is booked with Ray, so that other jobs do not use it: a placement group per instance with a place."""
 
     async def book(self, instance_id: str, place: Place, nodes: Mapping[str, RayNode]) -> None:
-        """Book what an instance takes of its workers. Raises `NotBooked`."""
+        """Book what an instance uses of its workers. Raises `NotBooked`."""
         await asyncio.to_thread(_book, instance_id, place, nodes)
 
     async def free(self, instance_id: str) -> None:
-        """Let others have it."""
+        """Release a booking."""
         await asyncio.to_thread(_free, instance_id)
 
     async def keep(self, instance_ids: Collection[str]) -> None:
-        """Free what is booked for any other instance, also by a plane that was killed before it started one."""
+        """Release the bookings of all other instances, also those of a plane that was killed before it started one."""
         await asyncio.to_thread(_keep, instance_ids)
 
 
@@ -280,7 +280,7 @@ def _free(instance_id: str) -> None:
 
     try:
         group = get_placement_group(f"{BOOKING}{instance_id}")
-    except ValueError:  # there is none
+    except ValueError:  # the group does not exist
         return
     remove_placement_group(group)
 

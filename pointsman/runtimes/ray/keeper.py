@@ -1,4 +1,4 @@
-"""What a plane on a cluster leaves behind when it is killed: its state, and an actor that keeps its nodes alive.
+"""What remains of a plane on a cluster when it is killed: its state, and an actor that keeps its nodes alive.
 
 Enters: beats and images of the state of one plane at a time. Leaves: epoch, state and secret for the next plane, and
 leases for the nodes while there is none. The one rule: while a plane lives, it alone grants leases; the keeper grants
@@ -21,14 +21,14 @@ from pointsman.runtimes.ray.leases import NodeLease
 from pointsman.runtimes.ray.node import POLL_S
 
 BEAT_S = 0.5
-"""How often a plane says that it lives."""
+"""Interval of a plane's heartbeats."""
 SILENT_S = 1.0
-"""After this, the keeper renews the leases in its place."""
+"""Silence of a plane after which the keeper renews the leases in its place."""
 TAKEN_S = 3.0
 """A plane that has been silent for this long may be replaced by another."""
 ANSWER_S = 1.0
 NOTED_S = 1.0
-"""How often the storage notes that the plane lives."""
+"""Interval at which the storage notes that the plane lives."""
 
 
 def node_agent(namespace: str, name: str) -> Any:
@@ -43,22 +43,22 @@ class PlaneRuns(PointsmanError):
 
 
 class KeptState(msgspec.Struct):
-    """What the keeper has, in memory and at the storage that the user has named."""
+    """The state of the keeper, in memory and at the storage that the user has named."""
 
     epoch: int = 0
-    """Of the newest plane; grows with each."""
+    """The epoch of the newest plane; it grows with each plane."""
     secret: str = ""
-    """Of replicas and gateway."""
+    """The secret of replicas and gateway."""
     image: bytes = b""
-    """Of the store; empty if there is none."""
+    """The image of the store; empty if there is none."""
     number: int = 0
-    """Of the image, within its epoch."""
+    """The number of the image within its epoch."""
     gateway: str = ""
-    """Where replicas reach the gateway."""
+    """The address at which replicas reach the gateway."""
     plane: str = ""
-    """That rules the cluster; empty: none, and nothing is left of it."""
+    """The plane that rules the cluster; empty: none, and none has left anything."""
     nodes: tuple[str, ...] = ()
-    """That it keeps if the plane dies."""
+    """The nodes that it keeps if the plane dies."""
 
 
 class Checkpoint:
@@ -92,9 +92,9 @@ class Checkpoint:
             raise PointsmanError(f"{self._file} cannot be written ({error.strerror}); see runtime.storage") from error
 
     def note_beat(self) -> None:
-        """The plane lives now, by the clock of this machine."""
+        """Note that the plane lives, by the clock of this machine."""
         if self._file is not None:
-            with suppress(OSError):  # a storage that cannot be written shows when something is saved
+            with suppress(OSError):  # a storage that cannot be written is reported at the next save
                 self._file.with_suffix(".beat").write_text(repr(time.time()), encoding="ascii")
 
     def silent_s(self) -> float | None:
@@ -109,7 +109,7 @@ class Checkpoint:
 
 
 class Keeper:
-    """An actor, found by its name. Its state survives it if there is a storage."""
+    """An actor, found by its name. With a storage, its state survives it."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Keeper:
         return self._kept
 
     async def beat(self, epoch: int, plane: str, agents: Mapping[str, Any]) -> None:
-        """The plane lives. `agents`: of the nodes to keep if it dies."""
+        """Note that the plane lives. `agents`: of the nodes to keep if it dies."""
         self._check(epoch)
         self._lives()
         self._agents = dict(agents)
@@ -158,7 +158,7 @@ class Keeper:
             self._checkpoint.store(self._kept)
 
     async def release(self, epoch: int, node: str) -> float:
-        """A node is not kept any more. Seconds until what it ran under leases of the keeper has ended."""
+        """Stop keeping a node. Returns the seconds until everything under the keeper's leases there has ended."""
         self._check(epoch)
         self._agents.pop(node, None)
         lease = self._leases.get(node)
@@ -177,7 +177,7 @@ class Keeper:
                 raise
 
     async def leave(self, epoch: int) -> None:
-        """The plane has ended everything, and leaves."""
+        """Note that the plane has ended everything, and leaves."""
         self._check(epoch)
         self._agents = {}
         self._kept.plane, self._kept.nodes = "", ()
@@ -198,7 +198,7 @@ class Keeper:
         while True:
             silent_s = time.monotonic() - self._heard_at
             if self._kept.plane and SILENT_S < silent_s < self._orphan_grace_s:
-                for name in [one for one in self._kept.nodes if one not in self._agents]:  # it was restarted
+                for name in [one for one in self._kept.nodes if one not in self._agents]:  # the actor was restarted
                     with suppress(ValueError):  # Ray has no such actor: its node is gone
                         self._agents[name] = await asyncio.to_thread(self._find, self._namespace, name)
                 await asyncio.gather(*(self._renew(name, agent) for name, agent in self._agents.items()))
@@ -206,9 +206,9 @@ class Keeper:
 
     async def _renew(self, name: str, agent: Any) -> None:
         lease, stamp = self._leases.setdefault(name, NodeLease(*self._terms)), None
-        with suppress(Exception):  # of a node that is gone, or of Ray: its lease ends
+        with suppress(Exception):  # the node is gone, or Ray fails: its lease ends
             async with asyncio.timeout(ANSWER_S):
-                while stamp is None:  # the first answer only brings a stamp
+                while stamp is None:  # the first answer only has a stamp
                     stamp = lease.echo()
                     answer = await agent.poll.remote(self._kept.epoch, stamp, lease.lease_s, None)
                     lease.heard(answer.stamp, time.monotonic())

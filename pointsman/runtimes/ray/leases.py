@@ -1,4 +1,4 @@
-"""Leases of nodes, on the side that grants them: when everything that a silent node ran has certainly ended.
+"""Leases of nodes, on the granting side: when everything that a silent node ran has certainly ended.
 
 A node's supervisor ends its engines `lease_s` after the last stamp of its own clock that was echoed to it (see
 `runtimes/machine/supervisor.py`). A stamp is older than its receipt, so counting from the receipt is safe without
@@ -8,34 +8,34 @@ comparing clocks; only their rates must agree.
 import math
 
 MARGIN_S = 0.5
-"""For the kernel to end killed processes, and for clocks that do not run at the same rate."""
+"""Margin for the kernel to end killed processes, and for clocks that run at different rates."""
 
 
 class NodeLease:
-    """What was granted to one node."""
+    """The leases that were granted to one node."""
 
     def __init__(self, lease_s: float, stop_grace_s: float) -> None:
         self.lease_s = lease_s
         self.over_at = -math.inf
-        """From then on nothing runs there that was started under this lease."""
+        """After this time nothing runs there that was started under this lease."""
         self._overtime_s = lease_s + stop_grace_s + MARGIN_S
         self._stamp: float | None = None
         self._heard_at = -math.inf
 
     def heard(self, stamp: float, at: float) -> None:
-        """The node has answered, with the time of its clock."""
+        """Note an answer of the node, with the time of its clock."""
         self._stamp, self._heard_at = stamp, at
 
     def echo(self) -> float | None:
-        """The stamp to send with the next renewal, which grants another lease; None: no stamp was heard yet."""
+        """The stamp to send with the next renewal, which grants another lease; None if no stamp was received yet."""
         if self._stamp is not None:
             self.over_at = max(self.over_at, self._heard_at + self._overtime_s)
         return self._stamp
 
     def forget(self) -> None:
-        """The node is another now, with a clock of its own."""
+        """Drop the stamp: the node was replaced by another, with its own clock."""
         self._stamp = None
 
     def until_over(self, at: float) -> float:
-        """Seconds until nothing runs there any more; 0 if nothing does."""
+        """Seconds until nothing runs there any more; 0 if nothing does now."""
         return max(self.over_at - at, 0.0)

@@ -1,6 +1,6 @@
 """The nodes of the cluster, on the plane's side: one link each, which renews the lease and fetches reports.
 
-Enters: what Ray says of nodes, and answers of their actors. Leaves: workers that are seen and lost, and reports. The
+Enters: Ray's list of nodes, and answers of their actors. Leaves: workers that are seen and lost, and reports. The
 one rule: a node that does not answer is lost only when its lease is over, whichever plane has granted it.
 """
 
@@ -23,30 +23,30 @@ from pointsman.types import Gpu, Worker
 
 ANSWER_S = 1.0
 POLL_ANSWER_S = 0.8
-"""A node that does not answer a poll within this is silent. It answers after `POLL_S` if there is nothing to report."""
+"""A node that does not answer a poll in this time is silent. It answers after `POLL_S` without any reports."""
 OPEN_S = 30.0
-"""How long the actor of a node may take to start."""
+"""Time limit for the actor of a node to start."""
 LOOK_S = 0.5
-"""How often Ray is asked for its nodes."""
+"""Interval of reading the nodes from Ray."""
 RETRY_S = 0.2
 IN_DOUBT = "another plane may rule the cluster, so this one starts and stops nothing until it does"
 
 
 class Authority:
-    """The plane's right to rule the cluster: its epoch, from the keeper, which hears of it all the time."""
+    """The plane's right to rule the cluster: its epoch from the keeper, to which it sends heartbeats."""
 
     def __init__(self, cluster: RayCluster, plane: str, tasks: BackgroundTasks) -> None:
-        """`plane`: which one this is, for operators, such as host:pid."""
+        """`plane`: a name of this plane for operators, such as host:pid."""
         self.epoch = 0
         self.gateway = ""
-        """Where replicas on any node reach the gateway of this plane."""
+        """The address at which replicas on any node reach the gateway of this plane."""
         self.secret = ""
-        """Of gateways and replicas."""
+        """The secret of gateways and replicas."""
         self.problem = ""
         self.agents: dict[str, Any] = {}
-        """By worker: those that the keeper renews if this plane dies."""
+        """By worker: the nodes that the keeper keeps if this plane dies."""
         self.outruled = False
-        """Another plane rules the cluster."""
+        """Whether another plane rules the cluster."""
         self._cluster, self._plane, self._tasks = cluster, plane, tasks
         self.keeper: Any = None
         self._heard_at = time.monotonic()
@@ -54,7 +54,7 @@ class Authority:
         """Called when the keeper has lost the state."""
 
     async def take(self) -> KeptState:
-        """Raises `PlaneRuns` if another plane is alive."""
+        """Take over the cluster. Raises `PlaneRuns` if another plane is alive."""
         self.keeper = await self._cluster.keeper()
         limit = time.monotonic() + 2 * TAKEN_S
         while True:
@@ -72,7 +72,7 @@ class Authority:
         return await called(getattr(self.keeper, method), *args, limit_s=limit_s)
 
     async def beat(self) -> None:
-        """Say that this plane lives, for ever."""
+        """Send heartbeats, forever."""
         while not self.outruled:
             try:
                 await self.ask("beat", self.epoch, self._plane, self.agents, limit_s=ANSWER_S)
@@ -95,38 +95,38 @@ class Authority:
         self.retaken()
 
     async def leave(self) -> None:
-        """This plane has ended everything."""
+        """Tell the keeper that this plane has ended everything."""
         await self.ask("leave", self.epoch, limit_s=ANSWER_S)
         await self._cluster.end(self.keeper)
 
     async def until_released(self, worker: str) -> float:
-        """Seconds until a worker does not live by leases of the keeper any more."""
+        """Seconds until a worker can no longer live by leases of the keeper."""
         try:
             left: float = await self.ask("release", self.epoch, worker, limit_s=ANSWER_S)
             return left
         except PointsmanError:
-            # It may be cut off together with the node, and renew its lease until it gives up.
+            # The keeper may be cut off together with the node, and renew its lease until it gives up.
             return max(self._heard_at + self.longest_s - time.monotonic(), RETRY_S)
 
     @property
     def longest_s(self) -> float:
-        """How long after its last beat what a plane has started may run."""
+        """How long what a plane has started may run after its last heartbeat."""
         settings = self._cluster.settings
         return settings.orphan_grace_s + 2 * settings.lease_s + STOP_GRACE_S + MARGIN_S
 
     @property
     def in_doubt(self) -> bool:
-        """Whether another plane may rule the cluster: the keeper has not heard of this one lately."""
+        """Whether another plane may rule the cluster: the keeper has not received heartbeats of this one lately."""
         return time.monotonic() - self._heard_at >= TAKEN_S
 
     async def certain(self) -> None:
-        """Wait until this plane rules the cluster for certain. It does not while it is in doubt or outruled."""
+        """Wait until this plane certainly rules the cluster. It does not while it is in doubt or outruled."""
         while self.outruled or self.in_doubt:
             await asyncio.sleep(RETRY_S)
 
     @property
     def may_grant(self) -> bool:
-        """Whether the keeper has heard of this plane lately. If not, another plane may rule."""
+        """Whether the keeper has received heartbeats of this plane lately. If not, another plane may rule."""
         return time.monotonic() - self._heard_at < self._cluster.settings.orphan_grace_s
 
 
@@ -142,39 +142,39 @@ class NodeLink:
         tell: Tell,
         known: tuple[StoredProcess, ...],
     ) -> None:
-        """`known`: what an earlier plane has left there, as far as the store knows."""
+        """`known`: processes that an earlier plane has left there, according to the store."""
         self.name = name
         self.node: RayNode | None = None
-        """None: Ray does not have it now."""
+        """The node; None: Ray does not have it now."""
         self.last_node: RayNode | None = None
         self.problem = ""
         self.worker: Worker | None = None
-        """As it was last seen; None: it is not there."""
+        """The worker as it was last seen; None: it is gone."""
         self.wanted_gpus: tuple[Gpu, ...] = ()
         """GPUs whose use is measured."""
         self.busy: Mapping[int, float] = {}
-        """The share in use of these, by index, as far as drivers report it."""
+        """The share of these GPUs in use, by index, if drivers report it."""
         self.running = known
-        """What this plane found there."""
+        """The processes that this plane found there."""
         self.instances = {one.id for one in known}
-        """What runs there, or is about to."""
+        """The processes that run there, or are about to."""
         self.opened = asyncio.Event()
-        """It has answered once."""
+        """Set once it has answered."""
         self.silent_since: float | None = None
         self.ended = False
         self.see: Callable[[Worker], Worker] = lambda worker: worker
-        """What the manifest adds to a worker."""
+        """Adds the labels and the price of the manifest to a worker."""
         self.heard_again: Callable[[], None] = lambda: None
         self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
         self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
-        if known:  # under leases of an earlier plane
+        if known:  # leases of an earlier plane may apply
             self._lease.over_at = time.monotonic() + authority.longest_s
         self._agent: Any = None
         self.adopts = True
-        """This plane has just started: whatever runs there is its own. Else, only what it knows."""
+        """Whether this plane has just started: then everything that runs there is its own, else only what it knows."""
         self._after = 0
         self._stops: dict[str, bool] = {}
-        """Signals that may not have arrived: whether to kill."""
+        """Signals that may not have arrived: whether each is SIGKILL."""
 
     async def run(self) -> None:
         """Serve the node until it is lost."""
@@ -202,8 +202,8 @@ class NodeLink:
         limit_s = OPEN_S if self.worker is None else ANSWER_S
         gateway, secret = self._authority.gateway, self._authority.secret
         opened: NodeOpened = await called(agent.open, epoch, self.running, keep, gateway, secret, limit_s=limit_s)
-        self._lease = NodeLease(self._cluster.settings.lease_s, STOP_GRACE_S)  # older planes have no say there now
-        for _ in range(2):  # the second grants the lease, before anything is started
+        self._lease = NodeLease(self._cluster.settings.lease_s, STOP_GRACE_S)  # older planes are refused there now
+        for _ in range(2):  # the second renewal grants the lease, before anything is started
             stamp, lease_s = self._lease.echo(), self._lease.lease_s
             answer: NodeAnswer = await called(agent.poll, epoch, stamp, lease_s, None, limit_s=ANSWER_S)
             self._lease.heard(answer.stamp, time.monotonic())
@@ -216,7 +216,7 @@ class NodeLink:
         for gone in sorted(self.instances - there.keys()):
             self._report(InstanceEnded(id=gone, why=f"it did not run any more when {self.name} answered again"))
         for one in [one for one in opened.running if one.pid is not None and not self.adopts]:
-            self._report(InstanceStarted(one.id, one.pid or 0, one.born))  # its report may have been lost
+            self._report(InstanceStarted(one.id, one.pid or 0, one.born))  # the report may have been lost
         for instance_id, kill in list(self._stops.items()):
             await self.stop(instance_id, kill=kill)
         self.opened.set()
@@ -240,11 +240,11 @@ class NodeLink:
 
     def _fell_silent(self, error: PointsmanError) -> None:
         if not isinstance(error, Late):
-            self._agent = None  # it is gone: find or make another
+            self._agent = None  # the actor is gone: find or create another
         self.busy = {}
         if self.silent_since is None:
             self.silent_since = time.monotonic()
-            for instance_id in sorted(self.instances):  # no new requests are sent there, before it is lost
+            for instance_id in sorted(self.instances):  # no new requests are sent there, before the node is lost
                 self._tell(OutOfReach(instance_id, f"its worker {self.name} does not answer"))
         silent_s = time.monotonic() - self.silent_since
         self.problem = f"worker {self.name} has not answered for {silent_s:.0f} s: {error}"
@@ -262,7 +262,7 @@ class NodeLink:
     def _lose(self) -> None:
         self._agent, self.adopts = None, False
         self._stops.clear()
-        # Gateways do not end with the lease. If Ray has the node, what became of them is known when it answers again.
+        # Gateways do not end with the lease. If Ray has the node, their fate is known when it answers again.
         kept = {one for one in self.instances if is_gateway(one)} if self.node is not None else set()
         gone, self.instances = sorted(self.instances - kept), kept
         if self.worker is not None:
@@ -273,12 +273,12 @@ class NodeLink:
         self.ended = self.node is None
 
     def seen(self, worker: Worker) -> None:
-        """The node was looked at."""
+        """Take in the present state of the node."""
         self.worker = worker
         if self.last_node is not None:
             self._tell(WorkerSeen(self.see(self.last_node.worker(worker))))
 
-    # What is asked of the node
+    # Calls of the node
 
     @property
     def is_up(self) -> bool:
@@ -296,7 +296,7 @@ class NodeLink:
         try:
             await self.ask("stop", instance_id, kill)
         except NoAnswer:
-            return  # it is sent again when the node answers again
+            return  # the call is repeated when the node answers again
         self._stops.pop(instance_id, None)
 
     async def close(self) -> None:
@@ -310,7 +310,7 @@ class NodeLink:
 
 
 class NodeLinks:
-    """All links, and what Ray says of nodes."""
+    """All links, and the nodes that Ray reports."""
 
     def __init__(
         self,
@@ -322,7 +322,7 @@ class NodeLinks:
     ) -> None:
         self.links: dict[str, NodeLink] = {}
         self.adopt = True
-        """What runs on a node that is found is this plane's: it has just started."""
+        """Whether everything that runs on a new node is this plane's, because the plane has just started."""
         self.problem = ""
         self.see: Callable[[Worker], Worker] = lambda worker: worker
         self.heard_again: Callable[[], None] = lambda: None
@@ -331,7 +331,7 @@ class NodeLinks:
         self._running: dict[str, Any] = {}
 
     def of(self, instance_id: str) -> NodeLink | None:
-        """Where an instance runs, or is about to; None: nowhere."""
+        """The worker where an instance runs, or is about to; None: nowhere."""
         return next((one for one in self.links.values() if instance_id in one.instances), None)
 
     def is_out_of_reach(self, instance_id: str) -> bool:
@@ -340,19 +340,19 @@ class NodeLinks:
         return link is not None and link.silent_since is not None
 
     def up(self) -> list[NodeLink]:
-        """Those that answer."""
+        """The workers that answer."""
         return [one for one in self.links.values() if one.is_up]
 
     async def measure(self) -> None:
-        """Look at every node again."""
+        """Read the state of every node again."""
         for link in self.up():
             try:
                 link.seen(await link.ask("look"))
             except PointsmanError:
-                continue  # its link notices
+                continue  # its link notices that
 
     async def watch(self) -> None:
-        """Ask Ray for its nodes, for ever."""
+        """Read the nodes from Ray, forever."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
@@ -394,5 +394,5 @@ class NodeLinks:
         for one in running.values():
             one.cancel()
         if self._authority.outruled:
-            return  # what runs belongs to another plane
+            return  # the processes belong to another plane
         await asyncio.gather(*(link.close() for link in self.links.values()))

@@ -30,7 +30,7 @@ POLL_S = 0.3
 """How long a poll waits for a report: the lease is renewed about as often."""
 RAYLET_WATCH_S = 0.05
 OURS = ("RAY_", "PYTHONBREAKPOINT")
-"""Variables of the raylet that are not for engines."""
+"""Variables of the raylet that engines do not get."""
 
 
 class OlderPlane(PointsmanError):
@@ -38,7 +38,7 @@ class OlderPlane(PointsmanError):
 
 
 class NodeAnswer(msgspec.Struct, frozen=True):
-    """What a poll brings."""
+    """The answer to a poll."""
 
     stamp: float
     """The node's clock."""
@@ -46,19 +46,19 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     """Numbered, oldest first, until a later poll says that they have arrived."""
     problem: str = ""
     busy: Mapping[int, float] = {}
-    """The share in use of GPUs, of those that the poll has asked for."""
+    """The share in use of the GPUs that the poll has asked for."""
 
 
 class NodeOpened(msgspec.Struct, frozen=True):
     running: tuple[StoredProcess, ...]
     worker: Worker
-    """As the node sees itself; its GPUs are those that drivers report."""
+    """The node as it sees itself; its GPUs are those that drivers report."""
     python: str
     pid: int
 
 
 class NodeAgent:
-    """Made by the plane, once per node; every plane that comes later finds it by its name."""
+    """The actor of a node. The plane creates it once per node; later planes find it by its name."""
 
     def __init__(
         self, name: str, folder: str, host: str, stop_grace_s: float, drivers: GpuDrivers | None = None
@@ -67,7 +67,7 @@ class NodeAgent:
         ones."""
         self._name, self._folder, self._host = name, Path(folder).expanduser(), host
         self._gateway = self._folder / "gateway"
-        """A file with the address that replicas call."""
+        """A file with the address at which replicas reach the gateway."""
         self._memory: NodeMemory | None = None
         self._gpus = GpuUsage(drivers)
         self._stop_grace_s = stop_grace_s
@@ -152,7 +152,7 @@ class NodeAgent:
         return None if file is None else tail(file, lines)
 
     async def look(self, epoch: int) -> Worker:
-        """Measure again what this machine has, and what others use of it."""
+        """Measure again the resources of this machine, and what other programs use of them."""
         pids = [one.pid for one in self._ready(epoch).table.known.values() if one.pid is not None]
         return await asyncio.to_thread(detect, pids, environ=_environment())
 
@@ -184,7 +184,7 @@ class NodeAgent:
 
 
 async def _end_with_raylet() -> None:
-    """Exit when the raylet is gone: Ray may leave its actors behind. Engines end with their lease."""
+    """Exit when the raylet is gone: Ray may leave its actors running. Engines end with their lease."""
     raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
     while not raylet or os.getppid() == raylet:
         await asyncio.sleep(RAYLET_WATCH_S)

@@ -34,9 +34,9 @@ from pointsman.types import Worker
 from pointsman.wire import FilesOfNodes
 
 LEFT = "cluster.sqlite"
-"""What a plane leaves in its folder when it ends everything, for a cluster that knows nothing."""
+"""The file that a plane leaves in its folder when it ends everything, for a cluster without any state."""
 ADOPT_S = 15.0
-"""How long a plane that starts waits for its nodes; one that answers later joins then."""
+"""Maximum time for which a starting plane waits for its nodes; a node that answers later joins then."""
 SAVE_S = 5.0
 PUSH_RETRY_S = 1.0
 NO_WORKER = "no worker answers now"
@@ -50,7 +50,7 @@ class ClusterState:
         self.problem = ""
         self._cluster, self._authority = cluster, authority
         self._number = 0
-        """Of the last image. The keeper ignores one that a later one has overtaken."""
+        """The number of the last image. The keeper ignores an image that is older than the one it has."""
         self._is_pushing = False
         self._changed = asyncio.Event()
         self.store.behind.written = self._changed.set
@@ -63,10 +63,10 @@ class ClusterState:
         return int(self._changed.is_set() or self._is_pushing)
 
     async def push(self) -> None:
-        """Send the image whenever something has changed, for ever."""
+        """Send the image after each change, forever."""
         while True:
             await self._changed.wait()
-            self._changed.clear()  # before the image is taken: what is written meanwhile is sent after it
+            self._changed.clear()  # before the image is taken: later writes are sent after it
             self._is_pushing = True
             try:
                 await self.push_once()
@@ -86,7 +86,7 @@ class ClusterState:
         try:
             self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
         except NotStored:
-            self._changed.set()  # it may have arrived late: send what is in force all the same
+            self._changed.set()  # it may have arrived late: send the present state all the same
             raise
 
     def _next(self) -> int:
@@ -95,7 +95,7 @@ class ClusterState:
 
 
 class ClusterReplicas:
-    """`ReplicaAccess` of the interface. Nodes tell their replicas where gateway and shared memory are."""
+    """`ReplicaAccess` of the interface. Nodes tell their replicas the address of the gateway and the shared memory."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
@@ -115,7 +115,7 @@ class ClusterListener(AdminSocket):
         self._replicas: asyncio.AbstractServer | None = None
 
     def bind(self, host: str, before: str) -> str:
-        """Take an address that other nodes reach: that of the plane before this one, if it was here."""
+        """Take an address that other nodes reach: that of the previous plane, if it was on this node."""
         ports = [int(before.rpartition(":")[2])] if before.startswith(f"{host}:") else []
         for port in (*ports, 0):
             bound = socket.socket()
@@ -145,17 +145,17 @@ class ClusterListener(AdminSocket):
 
 
 class NodeGpus:
-    """`GpuMeter` of the interface: nodes measure while a scaling policy wants to know, and answer with their polls."""
+    """`GpuMeter` of the interface: nodes measure while a scaling policy needs it, and answer with their polls."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.links: Mapping[str, NodeLink] = {}
-        """By worker."""
+        """Usage by worker."""
         self._clock = clock
         self._asked_at: dict[str, float] = {}
-        """By deployment: when its policy last wanted to know."""
+        """By deployment: when its policy last asked for the usage."""
 
     async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
-        """Nodes measure with each poll, as long as this is called; the next call of a policy has the numbers."""
+        """Let nodes measure with each poll, as long as this is called; the next call of a policy has the values."""
         now = self._clock()
         self._asked_at |= dict.fromkeys(deployments, now)
         self._asked_at = {name: at for name, at in self._asked_at.items() if now - at < GPU_IDLE_S}
@@ -186,7 +186,7 @@ def _gpus_of(instance: InstanceStatus) -> list[tuple[str, int]]:
 
 
 class NodeStarts:
-    """Orders, carried out on nodes: a place is booked with Ray, a port chosen, and the process started."""
+    """Carries orders out on nodes: books a place with Ray, chooses a port, and starts the process."""
 
     def __init__(self, launches: Launches, cluster: RayCluster, authority: Authority, tell: Tell, tasks: Tasks) -> None:
         self.nodes: NodeLinks
@@ -194,7 +194,7 @@ class NodeStarts:
         self._launches, self._cluster, self._authority = launches, cluster, authority
         self._tell, self._tasks = tell, tasks
         self._under_way: dict[str, Timer] = {}
-        """Those that are not known to a node yet."""
+        """Orders that are not known to a node yet."""
 
     def launch(self, order: ProcessOrder) -> None:
         name = order.instance_id
@@ -212,7 +212,7 @@ class NodeStarts:
         await self._authority.certain()
         if name not in link.instances:
             del self._under_way[name]
-            return  # its worker was lost meanwhile, which was told
+            return  # its worker was lost meanwhile, which was reported
         try:
             if order.place is not None:
                 nodes = {one.name: one.last_node for one in self.nodes.links.values() if one.last_node is not None}
@@ -239,7 +239,7 @@ class NodeStarts:
         self._unbook(name)
 
     def _link_for(self, order: ProcessOrder) -> NodeLink | None:
-        """Where an instance goes; anywhere is where the fewest run."""
+        """The worker for an instance; without a place, the one with the fewest instances."""
         up = self.nodes.up()
         worker = order.worker if order.place is None else order.place.home
         if worker:
@@ -252,7 +252,7 @@ class NodeStarts:
             self._launches.take_in(InstanceEnded(id=instance_id, why="another plane has taken it over"))
         elif link is None:
             self.reported(InstanceEnded(id=instance_id, why="it has no process"))
-        elif instance_id not in self._under_way:  # else the controller says it again once it runs
+        elif instance_id not in self._under_way:  # otherwise the controller repeats it once the process runs
             self._tasks.complete("signals", lambda: self._stop(link, instance_id, kill))
 
     async def _stop(self, link: NodeLink, instance_id: str, kill: bool) -> None:
@@ -260,7 +260,7 @@ class NodeStarts:
         await link.stop(instance_id, kill=kill)
 
     def reported(self, report: WorkerReport) -> None:
-        """A node has reported."""
+        """Handle a report of a node."""
         if isinstance(report, InstanceEnded):
             link = self.nodes.of(report.id)
             if link is not None:
@@ -442,7 +442,7 @@ class RayRuntime:
 
 
 def _as_in_manifest(worker: Worker, plan: PointsmanPlan) -> Worker:
-    """A worker with the labels and the price that a manifest gives it."""
+    """A worker with the labels and the price from the manifest."""
     for spec in plan.workers:
         if spec.name == worker.name:
             labels, price = {**worker.labels, **spec.labels}, spec.price_per_gpu_hour

@@ -37,29 +37,29 @@ class SimulatedRequest(msgspec.Struct, eq=False):
     request: RequestMetadata
     output_tokens: int
     hashes: Sequence[int]
-    """Of the blocks of its prompt, for prefix caches."""
+    """Hashes of the blocks of its prompt, for prefix caches."""
     engine: "SimulatedEngine | None" = None
     job: Job | None = None
-    """Its run on that engine; None while it waits."""
+    """Its run on the engine; None while it waits."""
     begun: bool = False
-    """Its answer has begun."""
+    """Whether its answer has begun."""
     prefill: "SimulatedRequest | None" = None
-    """Its prompt, while that is read on another engine or its KV is on the way."""
+    """Its prefill, while its prompt is read on another engine or its KV is in transfer."""
     decodes: "tuple[SimulatedRequest, str] | None" = None
-    """If it is such a prompt: the request, and the instance that will write its answer."""
+    """If it is such a prefill: the request, and the instance that will write the answer."""
     transferred: int = 0
     """Tokens of its prompt whose KV has arrived."""
     sent_at: float = nan
-    """The last time; nan if it was not sent."""
+    """When it was last sent; nan if it never was."""
     first_token_at: float = nan
     instance: str = ""
-    """The one that it was sent to last."""
+    """The instance to which it was last sent."""
     cached_tokens: int = 0
-    """Of its prompt, that the instance had in its cache; known at the end."""
+    """Tokens of its prompt that the instance had in its cache; known at the end."""
 
 
 RequestListener: TypeAlias = Callable[[float, str, SimulatedRequest, str], None]
-"""Called with what happens to requests: the time, and what `LogEntry` says."""
+"""Called with the events of requests: the time, and the fields of `LogEntry`."""
 
 
 class RequestLog:
@@ -73,7 +73,7 @@ class RequestLog:
 
 
 class SimulatedEngine:
-    """Requests on a pace. The time of the pace is that of the clock, unless a fault slows it down."""
+    """Requests on a pace. The pace's time is that of the clock, unless a fault slows it down."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class SimulatedEngine:
         self._clock = clock
         self._began, self._finished = began, finished
         self._due = inf
-        """When the pace is asked next. A call at any other time is one that an earlier due time has made obsolete."""
+        """When the pace is due next. A call at any other time is obsolete."""
         self._pass: PaceOfTime | None = None
-        """How the time of the pace passes; None: it is that of the clock."""
+        """How the pace's time passes; None: like the clock."""
         self._metrics = Metrics()
         self._known_until = -inf
-        """Until then its metrics are what they were, unless a request comes or goes."""
+        """Until then its metrics stay the same, unless a request comes or goes."""
 
     def metrics(self, now: float) -> Metrics:
-        """At the time of the clock. The same object as before if nothing has changed."""
+        """The metrics at this time of the clock. The same object as before if nothing has changed."""
         if now < self._known_until:
             return self._metrics
         load = self.pace.load(now if self._pass is None else self._pass.of(now))
@@ -112,7 +112,7 @@ class SimulatedEngine:
         return self._metrics
 
     def set_rate(self, rate: float) -> None:
-        """From now on it is this many times as fast as its pace; 0: it hangs."""
+        """Set its speed to this multiple of its pace; 0: it hangs."""
         now = self._clock.now()
         self._pass = PaceOfTime(now, self._time(), rate)
         self._due, self._known_until = inf, -inf
@@ -142,7 +142,7 @@ class SimulatedEngine:
             self._wake()
 
     def _time(self) -> float:
-        """The time of the pace."""
+        """The pace's time."""
         now = self._clock.now()
         return now if self._pass is None else self._pass.of(now)
 
@@ -162,7 +162,7 @@ class SimulatedEngine:
             return
         self._due, self._known_until = inf, -inf
         if self._pass is not None:
-            # Rounding must not let the time of the pace fall short of the end of a step.
+            # Rounding must not put the pace's time before the end of a step.
             now = max(self._pass.of(now), self.pace.next_at or 0.0)
         for _, produced, finished in self.pace.advance(now):
             for job in produced:
@@ -180,10 +180,10 @@ class SimulatedEngine:
 
 
 class PaceOfTime(NamedTuple):
-    """The time of an engine that is slowed down, or was."""
+    """The time of an engine that is or was slowed down."""
 
     since: float
-    """On the clock; then it was `began` for the engine."""
+    """A time of the clock; then it was `began` for the engine."""
     began: float
     rate: float
 
@@ -191,12 +191,12 @@ class PaceOfTime(NamedTuple):
         return self.began + (now - self.since) * self.rate
 
     def when(self, at: float) -> float:
-        """On the clock; inf while it stands still."""
+        """The time of the clock; inf while the engine's time stands still."""
         return self.since + (at - self.began) / self.rate if self.rate else inf
 
 
 class KvTransfer(NamedTuple):
-    """How long the KV of a prompt takes from the engine that has read it to the one that writes the answer."""
+    """The duration of a KV transfer from the engine that has read a prompt to the one that writes the answer."""
 
     base_s: float = 0.005
     token_s: float = 13e-6
@@ -204,7 +204,7 @@ class KvTransfer(NamedTuple):
 
 
 class Prefills:
-    """Prompts that are read on one engine, for answers on another."""
+    """Prompts that are read on one engine, for answers of another."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Prefills:
         self._clock, self._engine_of, self._transfer, self._fail = clock, engine_of, transfer, fail
 
     def begin(self, one: SimulatedRequest, command: Send) -> bool:
-        """Let the instance in its headers read the prompt. Returns False if the instance that answers reads it."""
+        """Let the instance in its headers read the prompt. Returns False if the answering instance reads it."""
         at, fleet = command.headers.get(PREFILLER), one.lane.dispatcher.fleet
         found = None if at is None else next((each for each in fleet.roster if address(each) == at), None)
         if found is None or found is command.endpoint:
@@ -236,14 +236,14 @@ class Prefills:
             prompt.engine.drop(prompt)
 
     def ended(self, prompt: SimulatedRequest, tokens: int) -> None:
-        """A prompt was read, up to this many tokens; 0 if its engine has ended, and the other one reads it again."""
+        """A prompt was read up to this many tokens; 0 if its engine has ended, and the other one reads it again."""
         wait_s = self._transfer.base_s + tokens * self._transfer.token_s if tokens else 0.0
         self._clock.schedule(self._clock.now() + wait_s, self._arrived, prompt, tokens)
 
     def _arrived(self, prompt: SimulatedRequest, tokens: int) -> None:
         assert prompt.decodes is not None
         one, instance_id = prompt.decodes
-        if one.prefill is prompt:  # otherwise it was sent elsewhere meanwhile, or refused
+        if one.prefill is prompt:  # otherwise it was meanwhile refused, or sent elsewhere
             one.prefill, one.transferred = None, tokens
             if not self._engine_of(instance_id).submit(one):
                 self._fail(one, UNFIT, False)
@@ -259,14 +259,14 @@ class SimulatedEngines:
         note: RequestListener,
         transfer: KvTransfer = KvTransfer(),  # noqa: B008
     ) -> None:
-        """`default_pace`: of servers that the plane did not start. `note` is called with what happens to requests."""
+        """`default_pace`: for servers that the plane did not start. `note` is called with the events of requests."""
         self._note = note
         self._prefills = Prefills(clock, self.of, transfer, self._fail)
         self._clock = clock
         self._default_pace = default_pace
         self.each: dict[str, SimulatedEngine] = {}
         self.requests: dict[str, SimulatedRequest] = {}
-        """Those that have arrived and not ended."""
+        """Requests that have arrived and not ended."""
         self.emptied: Callable[[], None] = lambda: None
         """Called when the last of them has ended."""
 

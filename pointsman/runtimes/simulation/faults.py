@@ -1,4 +1,4 @@
-"""Faults of a simulation, as data: what goes wrong, when and where.
+"""Faults of a simulation, as data: the kind, the time and the place of each.
 
 A document lists faults at given times, and may ask for random ones. Everything random comes from the seed, so a failure
 happens again with the same seed:
@@ -25,7 +25,7 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class SimulationFault(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
-    """Something that goes wrong."""
+    """A fault."""
 
     at: Moment
     """Seconds on the clock of the simulation; in a replay, since the first arrival."""
@@ -41,27 +41,27 @@ class KillInstance(InstanceFault, frozen=True, kw_only=True, tag="kill"):
 
 
 class HangInstance(InstanceFault, frozen=True, kw_only=True, tag="hang"):
-    """Its process runs and answers nothing, neither requests nor probes, and its metrics cannot be read."""
+    """Its process runs but does not answer requests or probes, and its metrics cannot be read."""
 
     seconds: Positive = 30.0
 
 
 class SlowDownInstance(InstanceFault, frozen=True, kw_only=True, tag="slow-down"):
-    """It takes `factor` times as long for everything."""
+    """All its work takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=1.0)] = 4.0
     seconds: Positive = 30.0
 
 
 class FlapInstance(InstanceFault, frozen=True, kw_only=True, tag="flap"):
-    """Its process ends several times, whenever it runs again by then."""
+    """Its process is killed several times, if it runs again by then."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 3
     every_s: Positive = 5.0
 
 
 class LoseMetrics(InstanceFault, frozen=True, kw_only=True, tag="lose-metrics"):
-    """Its metrics cannot be read, so what is known about it ages."""
+    """Its metrics cannot be read, so the known ones age."""
 
     seconds: Positive = 30.0
 
@@ -96,7 +96,7 @@ class FaultDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     random: RandomFaults | None = None
 
     def drawn(self, seed: int) -> list[AnyFault]:
-        """All faults in the order of their times."""
+        """All faults in order of time."""
         more = [] if self.random is None else self.random.drawn(random.Random(seed))
         return sorted([*self.faults, *more], key=lambda one: one.at)
 
@@ -112,11 +112,11 @@ def read_faults(text: str, file: str = "faults") -> FaultDocument:
 
 
 class FaultInjector:
-    """Lets faults happen to a simulation."""
+    """Injects faults into a simulation."""
 
     def __init__(self, simulation: Simulation, seed: int = 0) -> None:
         self.happened: Counter[str] = Counter()
-        """Faults that happened, by kind."""
+        """Faults that were injected, by kind."""
         self.missed: Counter[str] = Counter()
         """Faults for which there was no running instance, or no second gateway."""
         self._simulation = simulation
@@ -131,7 +131,7 @@ class FaultInjector:
         }
 
     def schedule(self, faults: Iterable[AnyFault], since: float = 0.0) -> None:
-        """`since`: the time on the clock from which those of the faults count."""
+        """`since`: the time on the clock that is 0 for the faults."""
         for fault in faults:
             self._simulation.clock.call_at(since + fault.at, self._strike, fault)
 
@@ -140,7 +140,7 @@ class FaultInjector:
         (self.happened if self._acts[type(fault)](fault) else self.missed)[kind] += 1
 
     def _target(self, fault: InstanceFault) -> str | None:
-        """The instance that it strikes; None if that does not run."""
+        """The instance that it affects; None if that does not run."""
         running = [one.launch.instance_id for one in self._simulation.runtime.processes.all() if one.pid]
         if fault.instance is not None:
             return fault.instance if fault.instance in running else None
@@ -184,9 +184,7 @@ class FaultInjector:
             return False
         engine = self._simulation.engines.of(target)
         engine.set_rate(rate)
-        self._after(
-            seconds, engine.set_rate, 1.0
-        )  # only this engine is slow: one that is started again has its normal speed
+        self._after(seconds, engine.set_rate, 1.0)  # only this process is slow: the next one has its normal speed
         return True
 
     def _unreadable_for(self, target: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Several gateways of one plane on virtual time: the product's two ends of the link, and messages that take a while."""
+"""Several gateways of one plane on virtual time: the product's two ends of the link, and delayed messages."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from pointsman.runtimes.simulation.processes import VirtualClock
 from pointsman.runtimes.traffic import Traffic
 
 LINK_S = 0.001
-"""How long a message takes."""
+"""The delay of a message."""
 
 
 class SimulatedGateway:
@@ -58,12 +58,12 @@ class SimulatedGateway:
             self._report()
 
     def cut_off(self) -> None:
-        """Break its link; it lives on."""
+        """Break its link; the gateway keeps running."""
         self.is_cut_off = True
         self._member.send = None
 
     def end(self) -> None:
-        """End its process. What it had in flight is not simulated any further."""
+        """End its process. Its requests in flight are not simulated any further."""
         self.cut_off()
         self._shared.ended(self._member)
 
@@ -104,7 +104,7 @@ class SimulatedGateways:
         self._beat()
 
     def configure(self, plans: Callable[[], Sequence[DeploymentPlan]]) -> None:
-        """Put plans in force, which are built for each gateway, because plugins have state."""
+        """Put plans in force. They are built for each gateway, because plugins have state."""
         for one in self.each:
             one.configure(plans())
 

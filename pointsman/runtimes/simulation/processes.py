@@ -23,7 +23,7 @@ from pointsman.errors import PointsmanError, UnknownName
 from pointsman.runtimes.interface import Clock, Tell
 from pointsman.types import Worker
 
-# Virtual time stands still while something happens, and jumps to the next event.
+# Virtual time stands still during an event, and jumps to the next event.
 
 
 class VirtualTimer:
@@ -77,7 +77,7 @@ class VirtualClock:
         self._now = time
 
     def run_on(self, time: float) -> None:
-        """Let everything happen that is due until then, or until something that happens calls `halt`."""
+        """Run everything that is due until then, or until a call of `halt`."""
         self._halted = False
         due = self._due
         while due and due[0][0] <= time:
@@ -87,7 +87,7 @@ class VirtualClock:
                 return
 
     def halt(self) -> None:
-        """Let nothing more happen for now."""
+        """Run nothing more for now."""
         self._halted = True
 
 
@@ -139,7 +139,7 @@ class SimulatedHealth:
             self._clock.call_soon(self._answer, command)
 
     def hang(self, instance_id: str) -> None:
-        """Let a process answer nothing from now on, until `go_on`."""
+        """Stop a process from answering until `go_on`."""
         self._processes[instance_id].hangs = True
         held = self._probes.get(instance_id)
         if held is not None and not held.readiness:
@@ -152,14 +152,14 @@ class SimulatedHealth:
             process.hangs = False
 
     def forget(self, instance_id: str) -> None:
-        """Its process is gone."""
+        """Forget an instance whose process is gone."""
         self._probes.pop(instance_id, None)
 
     def _answer(self, probe: Probe) -> None:
         """Answer a probe. A server that the plane did not start always answers."""
         name = probe.instance_id
         if self._probes.get(name) is not probe:
-            return  # another took its place, or its process is gone
+            return  # another process has replaced it, or it is gone
         process = self._processes.get(name)
         if process is not None and process.hangs:
             self._clock.call_at(self._clock.now() + probe.timeout_s, self._time_out, probe)
@@ -246,7 +246,7 @@ class SimulatedProcesses:
             self.tell_end(process, why)
 
     def remove(self, process: SimulatedProcess) -> None:
-        """Remove a process; `tell_end` tells its end."""
+        """Remove a process; `tell_end` reports its end."""
         name = process.launch.instance_id
         del self._processes[name]
         self.health.forget(name)

@@ -298,7 +298,7 @@ class SimulatedProbes:
         self._interval_s, self._delay_s = interval_s, delay_s
         self._surveyed = surveyed
         self._followed: defaultdict[str, dict[str, None]] = defaultdict(dict)
-        """Deployment -> instances, in the order in which they came."""
+        """Deployment -> instances, in the order in which they were added."""
         self.unreadable: set[str] = set()
         """Instances whose metrics cannot be read."""
         self._timer: VirtualTimer | None = None
@@ -329,7 +329,7 @@ class SimulatedProbes:
         self._followed.clear()
 
     def _scrape(self) -> None:
-        """Read all engines. One that hangs is not read, so what is known about it ages."""
+        """Read all engines. A hanging one is not read, so its known metrics age."""
         self._timer = None
         if not self._followed or self._interval_s is None:
             return

@@ -35,7 +35,7 @@ class SimulatedArrival(NamedTuple):
     hashes: Sequence[int] = ()
     """Hashes of the blocks of its prompt."""
     gateway: int = 0
-    """Where it arrives, if there are several."""
+    """The gateway at which it arrives, if there are several."""
 
 
 class UnsparedTraffic(LocalTraffic):
@@ -68,8 +68,8 @@ class Simulation:
     ) -> None:
         """`pace` returns the pace of a process's engine (default `pace_of_engine`). `settings` include the seed.
         `gateways`: if several, each has dispatchers of its own. `listener` is called with what would be in the log,
-        which then stays empty. `transfer`: of KV between engines that prefill and those that decode. `runtime`: see
-        `SimulatedRuntime`."""
+        which then stays empty. `transfer`: the transfer of KV between engines that prefill and those that decode.
+        `runtime`: see `SimulatedRuntime`."""
         self.clock = VirtualClock()
         self._log = RequestLog()
         note = self._log.note if listener is None else listener
@@ -92,7 +92,7 @@ class Simulation:
 
     @property
     def log(self) -> list[LogEntry]:
-        """What became of requests, in order."""
+        """The events of requests, in order."""
         return self._log.entries
 
     def submit(
@@ -129,7 +129,7 @@ class Simulation:
         return self._coming is None and not self.engines.requests
 
     def run(self, until: float) -> bool:
-        """Let everything happen until every request has ended, at most until then. Whether every request has ended."""
+        """Run until every request has ended, at most until then. Returns whether every request has ended."""
         if not self.is_over:
             self.clock.run_on(until)
         return self.is_over
@@ -145,7 +145,7 @@ class Simulation:
         return documents.put_in_force(*documents.revision.changed(document, load_document(document)))
 
     def run_until(self, time: float) -> None:
-        """Let everything happen that is due until then."""
+        """Run everything that is due until then."""
         self.clock.run_until(time)
 
 
@@ -213,7 +213,7 @@ def _default_pace() -> Pace:
 
 
 def _completed(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that never waits, as those of the simulation runtime do not."""
+    """Run a coroutine that never waits, like those of the simulation runtime."""
     try:
         work.send(None)
     except StopIteration:

@@ -81,7 +81,7 @@ DEFAULT = Habits()
 class Lesson(msgspec.Struct, frozen=True):
     shape: int
     margin: float
-    """In units of the spread."""
+    """The margin, in units of the spread."""
 
 
 def learn(rates: Numbers, ahead: int, allowed: float, bin_s: float, habits: Habits = DEFAULT) -> Lesson:

@@ -160,7 +160,7 @@ def test_small_pieces_of_a_generator_keep_a_step_alive(make_bed: MakeBed) -> Non
     assert listener.answers == [(200, b"x" * 60)]
 
 
-def test_a_step_is_told_at_once_if_no_instance_is_expected(bed: Bed) -> None:
+def test_a_step_fails_at_once_if_no_instance_is_expected(bed: Bed) -> None:
     absence = Unavailable(Reason("none-wanted"), 12.0, none_expected=True)
     bed.gateway.traffic.hooks.unavailability = lambda *_: absence
     _, listener = begin(bed)

@@ -55,7 +55,7 @@ def test_azure_rows_are_read(tmp_path: Path) -> None:
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n2,many,3\n", "line 3: .*many"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_problems_have_their_lines(tmp_path: Path, name: str, text: str, words: str) -> None:
     file = tmp_path / name
     file.write_text(text)
     with pytest.raises(UnreadableRecording, match=words):

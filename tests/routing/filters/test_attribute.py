@@ -60,7 +60,7 @@ ROWS = [waiting(2), waiting(4), waiting(4), waiting(10), Candidate()]
         (percentile(50, False), [0, 1, 2, 4]),
     ],
 )
-def test_who_passes(algorithm: FilterAlgorithm, expected: list[int], long: bool) -> None:
+def test_endpoints_that_pass(algorithm: FilterAlgorithm, expected: list[int], long: bool) -> None:
     assert kept(EndpointAttributeFilter("waiting_queue_size", algorithm), *scene(ROWS, long=long)) == expected
     strict = EndpointAttributeFilter("waiting_queue_size", algorithm, on_missing="Fail")
     assert kept(strict, *scene(ROWS, long=long)) == [place for place in expected if place != 4]

@@ -23,7 +23,7 @@ LOCATOR = TopologyExtractor()
 @pytest.mark.parametrize(
     ("level", "expected"), [("host", [0, 1]), ("rack", [0, 1, 2]), ("zone", [0, 1, 2, 3]), ("region", [0, 1, 2, 3, 4])]
 )
-def test_what_is_near_enough(level: Level, expected: list[int], long: bool) -> None:
+def test_levels_that_are_near_enough(level: Level, expected: list[int], long: bool) -> None:
     cycle, roster = scene(ROWS, long=long)
     cycle[NEAR] = roster[0]
     assert kept(TopologyAffinityFilter(level, LOCATOR), cycle, roster) == expected
@@ -42,7 +42,7 @@ def test_without_a_peer_all_pass_and_none_scores() -> None:
     assert scores(TopologyAffinityScorer(LOCATOR), cycle, roster) == [0.0] * 7
 
 
-def test_a_peer_of_which_nothing_is_known_is_none() -> None:
+def test_an_unknown_peer_is_none() -> None:
     cycle, roster = scene(ROWS)
     cycle[NEAR] = roster[6]
     assert kept(TopologyAffinityFilter("host", LOCATOR), cycle, roster) == [0, 1, 2, 3, 4, 5, 6]

@@ -81,7 +81,7 @@ def test_equal_programs_go_in_order_of_arrival() -> None:
     assert [pop(queue).flow for _ in range(3)] == ["c", "a", "b"]
 
 
-def test_what_was_served_in_vain_does_not_count() -> None:
+def test_requests_served_in_vain_do_not_count() -> None:
     policy = ProgramAwareFairness()
     queue = queue_with(policy)
     offer(queue, "a", "r", tokens=50)

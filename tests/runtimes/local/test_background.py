@@ -357,7 +357,7 @@ def test_a_process_is_stopped_while_its_supervisor_is_replaced(tmp_path: Path, m
     run(story())
 
 
-def test_a_listener_that_raises_keeps_no_other_from_hearing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listener_that_raises_does_not_affect_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         async with scene(tmp_path, monkeypatch) as made:
             heard: list[int] = []

@@ -79,7 +79,7 @@ def test_after_a_kill_the_next_plane_adopts_what_still_runs(state: Path) -> None
     run(story())
 
 
-def test_what_is_adopted_and_not_wanted_is_stopped(state: Path) -> None:
+def test_adopted_processes_that_are_not_desired_are_stopped(state: Path) -> None:
     async def story() -> None:
         pids = killed_plane(state, manifest(simulated("a"), simulated("b"), simulated("c")), grace_s=30.0)
         async with running(state, manifest(simulated("a", slots=4), simulated("c"))) as scene:
@@ -110,7 +110,7 @@ def test_a_process_that_the_store_does_not_know_is_adopted_by_its_note(state: Pa
     run(story())
 
 
-def test_a_process_that_nothing_is_known_of_is_killed(state: Path) -> None:
+def test_an_unknown_process_is_killed(state: Path) -> None:
     async def story() -> None:
         link, _ = await open_supervisor(state, SupervisorTerms(30.0, 1.0))
         for name, note in (("m-1", ""), ("x", "{}")):
@@ -141,7 +141,7 @@ def test_after_the_grace_time_nothing_is_left_and_the_next_plane_starts_again(st
     run(story())
 
 
-def test_when_plane_and_supervisor_are_killed_the_next_plane_kills_what_is_left(state: Path) -> None:
+def test_when_plane_and_supervisor_are_killed_the_next_plane_kills_the_remaining_processes(state: Path) -> None:
     """An engine that dies with its supervisor may leave children of its own; they have its group and its mark."""
     engine = f"{sys.executable} -m pointsman.simulator --model family --port {{port}}"
     family = f"""

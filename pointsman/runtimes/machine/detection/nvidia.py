@@ -88,7 +88,7 @@ class _Driver:
         return with_topology(found, sys), bool(found) and not any(sizes.values())
 
     def _is_divided(self, handle: Any) -> bool:
-        """Whether it is in MIG mode: then no instance can have the whole GPU."""
+        """Whether it is in MIG mode: then an instance cannot have the whole GPU."""
         try:
             return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
         except self._nvml.NVMLError:
@@ -124,13 +124,13 @@ class _Driver:
         return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid in self._ours)
 
     def _neighbours(self, handle: Any) -> list[str]:
-        """What is at the other end of its NVLinks: GPUs or switches."""
+        """The devices at the other ends of its NVLinks: GPUs or switches."""
         found = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
-            except self._nvml.NVMLError:  # there is no such link
+            except self._nvml.NVMLError:  # it has no such link
                 continue
             try:
                 found.append(pci_address(_text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))

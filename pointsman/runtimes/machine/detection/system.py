@@ -68,7 +68,7 @@ def foreign_memory(total: int, ours: Iterable[int], root: Path) -> int:
 
 
 def _left_in_group(total: int, cgroup: Path) -> int | None:
-    """What the control group of this process may still use; None if it has no limit."""
+    """The amount that the control group of this process may still use; None if it has no limit."""
     limit, current = number(cgroup / "memory.max"), number(cgroup / "memory.current")
     if limit is None or current is None:
         return None
