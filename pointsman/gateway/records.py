@@ -2,7 +2,7 @@
 
 Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests`
 and `explain` show, and a file that the next plane loads. The one rule: no request waits for its record. Ended requests
-are collected ten times a second, and a thread writes them; a disk that cannot be written stops nothing.
+are collected four times a second, and a thread writes them; a disk that cannot be written stops nothing.
 """
 
 import os
