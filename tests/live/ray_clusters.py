@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS
+from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS, PRIORITY
 
 MARK = "POINTSMAN_RAY"
 LONG_S = 180.0
@@ -74,7 +74,7 @@ class LiveCluster:
         self._mark = uuid4().hex
         patience = {"RAY_raylet_start_wait_time_s": "180"}  # tests run beside others
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.environment = {**HEALTH_CHECKS, **patience, **token, "HOME": str(folder), MARK: self._mark}
+        self.environment = {**HEALTH_CHECKS, **PRIORITY, **patience, **token, "HOME": str(folder), MARK: self._mark}
         self._log = folder / "cluster.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

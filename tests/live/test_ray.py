@@ -475,6 +475,8 @@ def test_one_word_starts_a_cluster_of_its_own_on_loopback(tmp_path: Path) -> Non
     try:
         plane.up(json.dumps({**json.loads(manifest(simulated("m", 1))), "runtime": "ray"}))
         requests_reach_every_instance(plane)
+        niceness = {os.getpriority(os.PRIO_PROCESS, pid) for pid in plane.pids().values()}
+        assert niceness == {os.getpriority(os.PRIO_PROCESS, 0)}, "engines have the priority of the plane"
         found = listening(plane.processes())
         assert any("raylet" in command for command in plane.processes().values())
         assert found

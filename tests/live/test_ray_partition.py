@@ -19,7 +19,7 @@ import pytest
 
 import pointsman as pm
 from bench.chaos.planes import LivePlane
-from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS
+from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS, PRIORITY
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import LIFECYCLE, manifest, simulated
 from tests.live.ray_clusters import LONG_S, MARK, with_mark
@@ -102,7 +102,7 @@ class TwoMachines:
         self._mark, self.network = uuid4().hex, Network()
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         patience = {"RAY_raylet_start_wait_time_s": "180", "RAY_USAGE_STATS_ENABLED": "0"}
-        self.environment = {**HEALTH_CHECKS, **patience, **token, "HOME": str(folder), MARK: self._mark}
+        self.environment = {**HEALTH_CHECKS, **PRIORITY, **patience, **token, "HOME": str(folder), MARK: self._mark}
         self._log = folder / "ray.log"
         self._started: list[subprocess.Popen[bytes]] = []
 
