@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pointsman.cli.client import Client, NoPlane, PlaneSilent
 from pointsman.cli.display import deployments_of
+from pointsman.errors import PointsmanError
 
 MARK = "POINTSMAN_LIVE"
 TIMEOUT_S = 60.0
@@ -24,8 +25,17 @@ SUPERVISOR = "machine.supervisor"
 class LivePlane:
     """A state directory and the plane that may run there."""
 
-    def __init__(self, folder: Path, *, launcher: str = "pointsman.cli.main", open_files: int | None = None) -> None:
-        """`launcher`: the module that runs `pointsman up`. `open_files`: hard limit of open files of the plane."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        launcher: str = "pointsman.cli.main",
+        open_files: int | None = None,
+        patience_s: float = TIMEOUT_S,
+    ) -> None:
+        """`launcher`: the module that runs `pointsman up`. `open_files`: hard limit of open files of the plane.
+        `patience_s`: how long to wait for what is due."""
+        self._patience_s = patience_s
         self.program = [sys.executable, "-m", launcher]
         """The program that runs commands."""
         self._open_files = open_files
@@ -41,7 +51,7 @@ class LivePlane:
 
     # Lifecycle
 
-    def up(self, manifest: str | None = None, *, wait: bool = True, timeout_s: float = TIMEOUT_S) -> float:
+    def up(self, manifest: str | None = None, *, wait: bool = True, timeout_s: float | None = None) -> float:
         """Start the plane, with the last applied manifest if None. Seconds until every instance was ready."""
         began = time.monotonic()
         file = [] if manifest is None else [str(self.write(manifest))]
@@ -85,14 +95,14 @@ class LivePlane:
     def stop(self) -> int:
         """SIGTERM to the plane. Its exit code."""
         self.process.terminate()
-        return self.process.wait(TIMEOUT_S)
+        return self.process.wait(self._patience_s)
 
     def close(self) -> None:
         """Stop the plane. Raises AssertionError if it leaves a process behind."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TIMEOUT_S)
+                self._process.wait(self._patience_s)
         deadline = time.monotonic() + 10.0
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -168,13 +178,25 @@ class LivePlane:
     def log_tail(self) -> str:
         return self.log()[-4000:]
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait for a condition. Raises AssertionError after `timeout_s`."""
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float | None = None) -> None:
+        """Wait for a condition. Raises AssertionError after `timeout_s`; None: after the patience for this plane."""
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"timed out: {what}; log of the plane:\n{self.log_tail()}")
+                log = f"log of the plane:\n{self.log_tail()}"
+                raise AssertionError(f"not within {timeout_s:g} s: {what}; seen: {self._seen()}; {log}")
             time.sleep(0.02)
+
+    def _seen(self) -> str:
+        """What every instance does, for a failure."""
+        try:
+            return "; ".join(
+                f"{name}: {one['phase']}, pid {one['process']}, {one['place'] or 'no place'}, {one['reason']}"
+                for name, one in self.instances().items()
+            )
+        except PointsmanError as error:
+            return f"no status ({error})"
 
     # Commands
 
@@ -185,5 +207,11 @@ class LivePlane:
             argv += ["--state", str(self.state)]
         environment = {**os.environ, **self.environment, **env}
         return subprocess.run(
-            argv, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S
+            argv,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=2 * self._patience_s,
         )

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from msgspec import Meta
 
-from pointsman.runtimes.ray.cluster import HEALTH_CHECKS
+from pointsman.runtimes.ray.cluster import HEALTH_CHECKS, PRIORITY
 
 PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
 Count = Annotated[int, Meta(ge=0)]
@@ -119,11 +119,13 @@ def manifest() -> Any:
 def test_the_manifest_has_documented_fields_only() -> None:
     cluster = msgspec.convert(manifest(), RayClusterManifest)
     [head] = cluster.spec.head_group_spec.template.spec.containers
-    assert {one.name: one.value for one in head.env} == HEALTH_CHECKS, "as a cluster that we start ourselves"
+    assert {one.name: one.value for one in head.env} == HEALTH_CHECKS | PRIORITY, "as a cluster that we start ourselves"
     for group in cluster.spec.worker_group_specs:
         assert group.min_replicas <= group.replicas <= group.max_replicas
     pods = [cluster.spec.head_group_spec.template, *(group.template for group in cluster.spec.worker_group_specs)]
     for pod in (one.spec for one in pods):
+        [container] = pod.containers
+        assert {one.name: one.value for one in container.env}.items() >= PRIORITY.items()
         mounted = {mount.name for container in pod.containers for mount in container.volume_mounts}
         assert mounted == {volume.name for volume in pod.volumes}
         assert [container.image for container in pod.containers] == [head.image], "one version everywhere"

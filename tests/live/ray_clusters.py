@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
-from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS
+from pointsman.runtimes.ray.cluster import GPU_MEMORY_LABEL, HEALTH_CHECKS, PRIORITY
 
 MARK = "POINTSMAN_RAY"
+LONG_S = 180.0
+"""Far longer than any step takes, on a machine with other things to do too."""
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 PROGRAM = """
 import json, sys
@@ -71,8 +74,9 @@ class LiveCluster:
         self._mark = uuid4().hex
         patience = {"RAY_raylet_start_wait_time_s": "180"}  # tests run beside others
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.environment = {**HEALTH_CHECKS, **patience, **token, "HOME": str(folder), MARK: self._mark}
-        with (folder / "cluster.log").open("wb") as log:
+        self.environment = {**HEALTH_CHECKS, **PRIORITY, **patience, **token, "HOME": str(folder), MARK: self._mark}
+        self._log = folder / "cluster.log"
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, json.dumps(hosts), GPU_MEMORY_LABEL],
                 env={**os.environ, **self.environment},
@@ -80,17 +84,27 @@ class LiveCluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        self.address: str = self.ask("nodes")["address"]
+        try:
+            self.address: str = self.ask("nodes")["address"]
+        except BaseException:
+            self.close()  # the next cluster waits for the lock
+            raise
 
     def ask(self, *words: str) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(" ".join(words).encode() + b"\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith((b"{", b"[", b'"')):  # Ray prints, too
-                return json.loads(line)
-        raise AssertionError("the cluster has ended")
+        late = threading.Timer(LONG_S, self._process.kill)
+        late.start()
+        try:
+            self._process.stdin.write(" ".join(words).encode() + b"\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith((b"{", b"[", b'"')):  # Ray prints, too
+                    return json.loads(line)
+        finally:
+            late.cancel()
+        log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:]
+        raise AssertionError(f"the cluster has ended, or did not answer {words[0]!r} within {LONG_S:g} s:\n{log}")
 
     def raylet(self, host: str) -> int:
         pid: int = self.ask("nodes")["raylets"][host]
@@ -103,24 +117,17 @@ class LiveCluster:
 
     def processes(self, word: str = "") -> dict[int, str]:
         """Command lines of live processes of the cluster that have a word in them, by pid."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, IndexError):
-                if f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
-                    command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if state not in (b"Z", b"X") and word in command:
-                        found[int(folder.name)] = command
-        return found
+        return with_mark(self._mark, word)
 
     def close(self) -> dict[int, str]:
         """End it. What our processes were that it has left."""
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return {}
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
+            self._process.wait(LONG_S)
         left = self.processes()
         for pid in left:
             with suppress(ProcessLookupError):
@@ -136,6 +143,19 @@ class LiveCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def with_mark(mark: str, word: str = "") -> dict[int, str]:
+    """Command lines of live processes with this mark that have a word in them, by pid."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                if state not in (b"Z", b"X") and word in command:
+                    found[int(folder.name)] = command
+    return found
 
 
 def family(pid: int) -> list[int]:

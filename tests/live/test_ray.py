@@ -27,7 +27,7 @@ from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import LIFECYCLE, llama, manifest, simulated
-from tests.live.ray_clusters import HOSTS, LiveCluster, family
+from tests.live.ray_clusters import HOSTS, LONG_S, LiveCluster, family
 from tests.live.test_recovery import free_port, has_served
 
 pytest.importorskip("ray")
@@ -45,7 +45,7 @@ def test_three_nodes(tmp_path: Path) -> None:
     began = time.monotonic()
     with LiveCluster(tmp_path) as cluster:
         print(f"\na cluster of {len(HOSTS)} nodes in {time.monotonic() - began:.1f} s")
-        plane = LivePlane(tmp_path)
+        plane = LivePlane(tmp_path, patience_s=LONG_S)
         plane.environment |= cluster.environment
         plane.flags = ["--runtime", "ray", "--address", cluster.address, "--storage", str(tmp_path / "storage")]
         many = simulated("m", 3, lifecycle=PATIENT)
@@ -63,8 +63,10 @@ def test_three_nodes(tmp_path: Path) -> None:
             deploy_pipelines(plane)
             pipelines_run_across_nodes(plane)
             secrets_are_on_no_command_line(plane, cluster)
-            assert "a plane runs on this cluster already" in second.communicate(timeout=60)[0], "while the first lives"
-            assert "Failed to connect" in stranger.communicate(timeout=60)[0], "without the token"
+            assert "a plane runs on this cluster already" in second.communicate(timeout=LONG_S)[0], (
+                "while the first lives"
+            )
+            assert "Failed to connect" in stranger.communicate(timeout=LONG_S)[0], "without the token"
             a_plane_killed_under_load_is_adopted_on_another_node(plane, cluster, HOSTS[1])
             pipelines_run_across_nodes(plane)
             a_plane_killed_under_load_is_adopted_on_another_node(plane, cluster, HOSTS[0], with_keeper=True)
@@ -468,11 +470,13 @@ def listening(pids: Collection[int]) -> set[str]:
 
 @pytest.mark.ray
 def test_one_word_starts_a_cluster_of_its_own_on_loopback(tmp_path: Path) -> None:
-    plane = LivePlane(tmp_path)
+    plane = LivePlane(tmp_path, patience_s=LONG_S)
     plane.environment |= {"HOME": str(tmp_path)}
     try:
         plane.up(json.dumps({**json.loads(manifest(simulated("m", 1))), "runtime": "ray"}))
         requests_reach_every_instance(plane)
+        niceness = {os.getpriority(os.PRIO_PROCESS, pid) for pid in plane.pids().values()}
+        assert niceness == {os.getpriority(os.PRIO_PROCESS, 0)}, "engines have the priority of the plane"
         found = listening(plane.processes())
         assert any("raylet" in command for command in plane.processes().values())
         assert found

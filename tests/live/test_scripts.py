@@ -54,17 +54,17 @@ def run(script: Path, folder: Path, *args: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert marked_processes(mark) == []
+    assert marked_processes(mark) == {}
     return done.stdout
 
 
-def marked_processes(mark: str) -> list[str]:
-    """Command lines of the processes with this mark in their environment."""
-    found = []
+def marked_processes(mark: str) -> dict[int, str]:
+    """Command lines of the processes with this mark in their environment, by pid."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
     return found

@@ -22,7 +22,7 @@ from pointsman.runtimes.simulation.simulation import Simulation, VirtualPolicies
 from pointsman.runtimes.traffic import Traffic
 from pointsman.types import RequestMetadata, Worker
 from tests.live.manifests import manifest, simulated
-from tests.live.ray_clusters import HOSTS, LiveCluster
+from tests.live.ray_clusters import HOSTS, LONG_S, LiveCluster
 
 LITTLE = {"resources": {"gpus": 0, "memory": "1Mi"}}
 
@@ -272,7 +272,7 @@ def local(folder: Path) -> Iterator[World]:
 def ray(folder: Path) -> Iterator[World]:
     pytest.importorskip("ray")
     with LiveCluster(folder, HOSTS[:2]) as cluster:
-        plane = LivePlane(folder)
+        plane = LivePlane(folder, patience_s=LONG_S)
         plane.environment |= cluster.environment
         plane.flags = ["--runtime", "ray", "--address", cluster.address]
         try:

@@ -22,6 +22,8 @@ REPORT_S = 1.0
 """Interval of a router's reports."""
 SILENT_S = 10 * REPORT_S
 """A router that has not reported for this long is gone."""
+EXPLAIN_S = 4 * REPORT_S
+"""A router that has not reported yet may have a request that is asked for."""
 MAX_ENDED = 10_000
 """Maximum requests per deployment that scaling policies have not read yet."""
 MAX_ANSWERED = 1_000
@@ -60,8 +62,8 @@ class RecordsKeeper:
         self._numbers: dict[str, int] = {}
         self._arrived: dict[str, int] = {}
         self._scaled: dict[str, dict[str, Any]] = {}
-        self._wanted: dict[str, tuple[str, set[str]]] = {}
-        """Requested records: their deployment, if given, and the routers that were asked."""
+        self._wanted: dict[str, tuple[str, dict[str, bool]]] = {}
+        """Requested records: their deployment, if given, and whether the routers that were asked have answered."""
         self._answers: dict[str, dict[str, Any]] = {}
 
     async def report(self, encoded: bytes) -> list[str]:
@@ -80,18 +82,24 @@ class RecordsKeeper:
                 del self._answers[next(iter(self._answers))]
         asked = []
         for request_id, (deployment, told) in self._wanted.items():
-            if deployment in ("", name) and report.router not in told:
-                told.add(report.router)
-                asked.append(request_id)
+            if deployment in ("", name):
+                if report.router not in told:
+                    asked.append(request_id)
+                told[report.router] = report.router in told
         return asked
 
     async def explain(self, request_id: str, deployment: str = "") -> dict[str, Any] | None:
         """The record of a request; None if no router has it."""
         self._answers.pop(request_id, None)
-        self._wanted[request_id] = (deployment, set())
-        until = time.monotonic() + 4 * REPORT_S
+        told: dict[str, bool] = {}
+        self._wanted[request_id] = (deployment, told)
+        began = time.monotonic()
         try:
-            while time.monotonic() < until and request_id not in self._answers:
+            while request_id not in self._answers and (waited_s := time.monotonic() - began) < SILENT_S:
+                # On a busy machine, routers report late.
+                asked = [name for name, one in self._live().items() if deployment in ("", one.deployment)]
+                if waited_s > EXPLAIN_S and all(told.get(name) for name in asked):
+                    break
                 await asyncio.sleep(REPORT_S / 20)
             return self._answers.get(request_id)
         finally:

@@ -26,6 +26,8 @@ HEALTH_CHECKS = {
     "RAY_health_check_failure_threshold": "3",
 }
 """For a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See docs/ray.md."""
+PRIORITY = {"RAY_worker_niceness": "0"}
+"""For each node that we start. By default, Ray gives its workers, and so our engines, a niceness of 15."""
 LOOPBACK = "127.0.0.1"
 """The address of a cluster that we start."""
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -165,7 +167,8 @@ class RayCluster:
             return
         settings: dict[str, Any] = {"address": self.settings.address}
         if self._is_ours:
-            os.environ.update({name: os.environ.get(name, value) for name, value in HEALTH_CHECKS.items()})
+            for name, value in (HEALTH_CHECKS | PRIORITY).items():
+                os.environ.setdefault(name, value)
             os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # Ray has read it at import
             settings = {
                 "address": "local",

@@ -1,11 +1,14 @@
 """`PointsmanRouter` on a real Serve application: order, affinity, and policies that fail."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.integrations.ray_serve.conftest import Cluster, until
@@ -44,13 +47,16 @@ def test_the_policy_orders_waiting_requests(
     names = [f"{policy}-{letter}" for letter in "abcd"]
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(cluster.ask, f"/{policy}", {"x-request-id": f"{policy}-first"})
-        until(lambda: ray.get(gate().came.remote(policy)), "the first request runs")
-        rest = [
-            pool.submit(cluster.ask, f"/{policy}", {"x-request-id": name, header: value})
-            for name, value in zip(names, values, strict=True)
-        ]
-        until(lambda: waiting(f"{policy}/Gated") == len(values), "the others wait")
-        ray.get(gate().open.remote(policy))
+        try:
+            until(lambda: ray.get(gate().came.remote(policy)), "the first request runs")
+            rest = [
+                pool.submit(cluster.ask, f"/{policy}", {"x-request-id": name, header: value})
+                for name, value in zip(names, values, strict=True)
+            ]
+            seen = partial(statuses, f"{policy}/Gated")
+            until(lambda: waiting(f"{policy}/Gated") == len(values), "the others wait", seen)
+        finally:
+            ray.get(gate().open.remote(policy))
         assert [one.result().status for one in (first, *rest)] == [200] * 5
     assert ray.get(gate().came.remote(policy)) == [f"{policy}-{letter}" for letter in ("first", *expected)]
     told = explain(f"{policy}-c")
@@ -59,7 +65,6 @@ def test_the_policy_orders_waiting_requests(
     assert told.data["waited_ms"] > 0
     refused = cluster.ask(f"/{policy}", {header: "soon"})
     assert (refused.status, "soon" in refused.text) == (503, True)
-    cluster.delete(policy)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,7 @@ def test_power_of_two_decides_where_a_policy_fails(zoo: Cluster, name: str, faul
     reported = until(
         lambda: [one for one in statuses(f"zoo/{name}") if fault in json.dumps([one["problems"], one["counters"]])],
         "the fault is reported",
+        lambda: statuses(f"zoo/{name}"),
     )
     assert reported[0]["counters"]["outcomes"]["served"] == 24
 
@@ -134,3 +140,32 @@ def test_settings_that_cannot_be_read_are_refused(zoo: Cluster) -> None:
     handle = serve.get_deployment_handle("affine", "zoo")
     with pytest.raises(RefusedByPolicy, match="priority"):
         handle.remote(pointsman={"priority": "soon"}).result()
+
+
+def test_a_router_that_reports_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointsman.integrations.ray_serve import records
+
+    monkeypatch.setattr(records, "REPORT_S", 0.1)
+    monkeypatch.setattr(records, "EXPLAIN_S", 0.4)
+
+    async def asked() -> tuple[Any, Any]:
+        keeper = records.RecordsKeeper()
+
+        async def report(**more: Any) -> list[str]:
+            made = records.RouterReport(router="one", deployment="app/d", status={}, **more)
+            return await keeper.report(msgspec.msgpack.encode(made))
+
+        await report()
+        explaining = asyncio.create_task(keeper.explain("r", "app/d"))
+        await asyncio.sleep(1.0)
+        assert await report() == ["r"]
+        await asyncio.sleep(1.0)
+        assert await report(explained={"r": {"text": "why"}}) == []
+        found = await explaining
+        explaining = asyncio.create_task(keeper.explain("s", "app/d"))
+        await asyncio.sleep(0)
+        assert await report() == ["s"]
+        assert await report() == []
+        return found, await asyncio.wait_for(explaining, records.SILENT_S / 2)
+
+    assert asyncio.run(asked()) == ({"text": "why"}, None), "a router that has answered ends the wait"
