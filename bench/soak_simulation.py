@@ -155,7 +155,8 @@ def main() -> None:
             if run.wrong:
                 failed.append(run)
                 print(f"\nseed {run.seed}: " + "; ".join(run.wrong[:5]))
-                print(f"again: python -m bench.soak_simulation --seed {run.seed} --faults {options.faults}")
+                sizes = f"--requests {options.requests} --faults {options.faults}"
+                print(f"again: python -m bench.soak_simulation --seed {run.seed} {sizes}")
             if sys.stderr.isatty():
                 print(f"\r{done:,} requests, {happened.total():,} faults", end="", file=sys.stderr, flush=True)
     took = time.monotonic() - began
