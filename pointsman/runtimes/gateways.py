@@ -209,10 +209,12 @@ class SharedTraffic:
         for name, load in instances.items():
             each = [(one, one.on(deployment, name)) for one in self.group.members.values()]
             pauses = [at + one.ahead_s - now for one, seen in each if (at := seen.paused_until) is not None]
+            silent = [seen.silence for _, seen in each if seen.silence is not None]
             learned = {
                 "latency_ms": _mean([seen.latency_ms for _, seen in each]),
                 "tokens_per_second": _mean([seen.throughput for _, seen in each]),
                 "paused_s": round(max(pauses), 3) if pauses and max(pauses) > 0 else None,
+                "silence": silent[0].as_dict() if silent else None,
             }
             instances[name] = {
                 **load,
