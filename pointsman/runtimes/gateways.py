@@ -71,6 +71,8 @@ class LinkedGateway:
         """None while it is not connected."""
         self.url = ""
         """Where it listens; empty if it does not, or not at the address of the last documents."""
+        self.calls = ""
+        """Where it takes calls of replicas; empty if it does not."""
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
@@ -134,7 +136,7 @@ class GatewayGroup:
         for name, load in one.lanes.items():
             self.arrived[name] = self.arrived.get(name, 0) + load.arrived
         one.lanes.clear()
-        one.send, one.url, one.process = None, "", ""
+        one.send, one.url, one.calls, one.process = None, "", "", ""
 
     def counts(self, deployment: str) -> RequestCounts:
         loads = [one.lanes[deployment] for one in self.members.values() if deployment in one.lanes]

@@ -225,6 +225,8 @@ class Listens(LinkMessage, frozen=True):
     url: str
     grpc: str = ""
     problem: str = ""
+    calls: str = ""
+    """Where it takes calls of replicas, as host:port."""
 
 
 class RequestsFailing(LinkMessage, frozen=True):
