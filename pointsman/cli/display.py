@@ -64,6 +64,9 @@ class InstanceRow:
         until_s, paused_s = self._data.get("until_s"), self._data.get("paused_s")
         if self.phase == "ejected" and until_s is not None:
             return f"ejected, {duration(until_s)} left"
+        silence = self._data.get("silence")
+        if silence is not None:
+            return f"{self.phase}, silent: {detail(silence['code'], silence['facts'])}"
         return self.phase if paused_s is None else f"{self.phase}, paused for {duration(paused_s)}"
 
     @property

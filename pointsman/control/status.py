@@ -168,6 +168,7 @@ UNKNOWN_LOAD = {
     "kv_cache_usage": None,
     "metrics_age_s": None,
     "paused_s": None,
+    "silence": None,
 }
 """The load of an instance that is not in service."""
 NO_REQUESTS: dict[str, Any] = {"strategy": "", "policies": [], "waiting": 0, "running": 0, "instances": {}}

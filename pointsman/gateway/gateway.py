@@ -27,6 +27,7 @@ from pointsman.gateway.openai import (
 )
 from pointsman.gateway.other_apis import MessagesApi, OtherApi
 from pointsman.gateway.records import COLLECT_S, RequestHistory
+from pointsman.gateway.silence import SilenceWatch
 from pointsman.gateway.tenants import Charge, Tenant
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.buffers import BufferBudget
@@ -34,6 +35,7 @@ from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.pool import FEW
 from pointsman.parameters import host_and_port, is_loopback
 from pointsman.reasons import Reason
+from pointsman.routing.closing import LOOK_S
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.policy_runner import Watchdog
@@ -257,6 +259,8 @@ class Gateway:
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
+        self._silences = SilenceWatch(self.traffic, self.upstream)
+        self.tasks.every("silent instances", LOOK_S, self._silences.look)
         self.history = RequestHistory(settings.keep_records, self.traffic, self.admission)
         self.tasks.every("request records", COLLECT_S, self.history.collect)
 
@@ -379,6 +383,7 @@ class Gateway:
         self.tasks.close()
         for client in list(self.clients):
             client.transport.abort()
+        self._silences.close()
         self.upstream.close()
         for lane in self.traffic.lanes.values():
             lane.stop_timer()

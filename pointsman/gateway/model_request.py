@@ -85,6 +85,10 @@ class ModelRequest(InFlight, eq=False):
     """The answer, once part of it has been sent to the client."""
     _last_piece_at: float = 0.0
 
+    @property
+    def is_movable(self) -> bool:
+        return self._stream is None
+
     # Commands of the dispatcher
 
     def send(self, command: Send) -> None:
@@ -294,7 +298,7 @@ class ModelRequest(InFlight, eq=False):
         if self._stream is not None and events is not None and not events.held and ends_with_done(events.last):
             self.stream_ended()
         else:
-            self._came_to_nothing(why, may_retry=self._stream is None, local=local)
+            self._came_to_nothing(why, may_retry=self.is_movable, local=local)
 
     def _begin(self, payload: bytes, now: float) -> ResponseStream:
         head = self._head

@@ -144,6 +144,8 @@ class GatewayLinks:
         """Returns the messages that a gateway gets first."""
         self.changed = asyncio.Event()
         """Set when a gateway has ended, or begins to listen."""
+        self.announce: Callable[[], None] = lambda: None
+        """Called when a gateway takes calls of replicas at another address."""
         self.cut_off = 0
         """Requests that gateways have cut off at their stop."""
         self.seen_at: dict[str, float] = {}
@@ -212,6 +214,8 @@ class GatewayLinks:
         match message:
             case Listens():
                 one.url, one.problem = message.url, message.problem
+                one.calls = "" if one.problem else message.calls
+                self.announce()
                 self.changed.set()
             case RecordLines():
                 store(self._gateway.history, message.lines)
@@ -287,7 +291,10 @@ class GatewayOwner:
         early, self._early = self._early, []
         self._processes.adopt(self.members, early)
         if not self.members:
+            plane.runtime.replicas.reach_at(())
             return
+        reach_at, members = plane.runtime.replicas.reach_at, self.members.values()
+        self.links.announce = lambda: reach_at([one.calls for one in members if one.calls])
         tasks.every("gateways", SHARE_S, self._beat)
         plane.listeners.append(self._tell_readiness)
         adopted = any(one.process for one in self.members.values())
@@ -380,6 +387,7 @@ class GatewayOwner:
         if change is GatewayChange.ENDED:
             self.pages.process_ended(one)
             self.traffic.ended(one)
+            self.links.announce()
             if self.links.bank is not None:
                 self.links.bank.left(one.name)
             self.inquiries.ended(one.name)

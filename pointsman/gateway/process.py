@@ -27,6 +27,7 @@ from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import load_revision
 from pointsman.config.schema import EACH_NODE, GatewaySpec
 from pointsman.errors import PointsmanError
+from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.listeners import CannotListen, GrpcListener, Listeners, allow_many_files
 from pointsman.gateway.lookup import newest_at, record_at
@@ -39,7 +40,7 @@ from pointsman.gateway.shares import GrantedTenants, divided
 from pointsman.http.buffers import keep_freed_memory
 from pointsman.http.client import NoResponse, StreamedResponse
 from pointsman.http.heads import HttpRequest
-from pointsman.replica.handles import PlaneAddress
+from pointsman.replica.handles import LOOPBACK, PlaneAddress
 from pointsman.runtimes.interface import Unsaved
 from pointsman.runtimes.link import (
     BEAT_S,
@@ -258,6 +259,7 @@ class GatewayProcess:
         self.shadows, self.recorder = Shadows(gateway.traffic, clock), Recorder(gateway.traffic, clock)
         gateway.traffic.hooks.failed = gateway.tasks.failed
         self._listeners: Listeners | None = None
+        self._for_replicas: asyncio.Server | None = None
         self._grpc = GrpcListener(gateway, self.applications, lambda: self._is_ready)
         self._is_ready = False
         self._listen = ""
@@ -319,12 +321,20 @@ class GatewayProcess:
             await self._listen_at(settings, self._address(wanted.grpc_listen))
         except (PointsmanError, OSError) as error:  # it continues with its present documents
             problem = str(error)
-        self.link.tell(Listens(self.url, self._grpc.address, problem))
+        self.link.tell(Listens(self.url, self._grpc.address, problem, self._calls))
 
     def _address(self, listen: str) -> str:
         """The address at which this gateway listens: `node` stands for the machine that it runs on."""
         host, _, port = listen.rpartition(":")
         return f"{self._host}:{port}" if host == EACH_NODE else listen
+
+    @property
+    def _calls(self) -> str:
+        """Where replicas call; every call needs their secret."""
+        if self._for_replicas is None:
+            return ""
+        host, port = self._for_replicas.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _listen_at(self, settings: GatewaySpec, grpc_listen: str) -> None:
         """Raises `CannotListen`."""
@@ -335,6 +345,10 @@ class GatewayProcess:
             self._listeners, self._listen = listeners, settings.listen
             if before is not None:
                 before.close()
+        if self._for_replicas is None:
+            self._for_replicas = await self._loop.create_server(
+                lambda: GatewayConnection(self.gateway, is_replica=True), self._host or LOOPBACK, 0
+            )
         if grpc_listen and not self._grpc.address:
             await self._grpc.open(grpc_listen, shared=True)
         gc.collect()
@@ -381,6 +395,8 @@ class GatewayProcess:
     async def _stop(self, within_s: float) -> None:
         if self._listeners is not None:
             self._listeners.close()
+        if self._for_replicas is not None:
+            self._for_replicas.close()
         closing = self._loop.create_task(self._grpc.close(within_s))
         cut_off = await self.gateway.drain(within_s)
         self.gateway.upstream.cut_off("the gateway is shutting down")

@@ -66,6 +66,10 @@ class Carried(Protocol):
     @property
     def request(self) -> RequestMetadata: ...
 
+    @property
+    def is_movable(self) -> bool:
+        """Whether another instance may get it instead of the one that has it."""
+
     def send(self, command: Send) -> None:
         """Send it to an instance; the try on the previous one is abandoned."""
 
@@ -229,12 +233,6 @@ def note_answer(one: InFlight, status: int | None, charge: "Charge | None") -> N
         record.cost = None if charge is None else charge.used
 
 
-def note_cost(one: InFlight, charge: "Charge") -> None:
-    record = one.lane.dispatcher.records.get(one.request.request_id)
-    if record is not None:
-        record.cost = charge.used
-
-
 def answered_error(status: int, body: Bytes) -> Reason:
     return Reason("answered-error", {"status": status, "body": bytes(body[:200]).decode("utf-8", "replace")})
 
@@ -375,7 +373,7 @@ class Upstream:
         """Requests in flight, by id."""
         self.outbox = Outbox(loop, self.in_flight)
         self.unsent = Unsent()
-        self._pools: dict[str, ConnectionPool] = {}
+        self.pools: dict[str, ConnectionPool] = {}
         """Connection pools, by instance id."""
         self._keys_read_at = 0.0
         self.lacks: set[tuple[str, bytes]] = set()
@@ -429,14 +427,14 @@ class Upstream:
         return self.unsent.problems(now) + unreported
 
     def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:
-        pool = self._pools.get(instance.instance_id)
+        pool = self.pools.get(instance.instance_id)
         if pool is not None and pool.target is instance:
             return pool
         if pool is None or not pool.leads_to(instance):
             if pool is not None:
                 pool.close()
             pool = ConnectionPool(instance, self.loop, self.outbox, self.settings.connect_timeout)
-            self._pools[instance.instance_id] = pool
+            self.pools[instance.instance_id] = pool
         _set_key(pool, instance)
         return pool
 
@@ -447,18 +445,18 @@ class Upstream:
     def sweep(self, now: float, in_service: Container[str]) -> None:
         """Close connections that are idle or lead to instances that have left."""
         idle_since = now - self.settings.idle_timeout
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.close_idle(idle_since)
         if now - self._keys_read_at > KEYS_S:
             self._keys_read_at = now
-            for pool in self._pools.values():
+            for pool in self.pools.values():
                 _set_key(pool, pool.target)
         in_use = {in_flight.instance_id for in_flight in self.in_flight.values()}
-        for gone in [name for name in self._pools if name not in in_service and name not in in_use]:
-            self._pools.pop(gone).close()
+        for gone in [name for name in self.pools if name not in in_service and name not in in_use]:
+            self.pools.pop(gone).close()
 
     def close(self) -> None:
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.close()
 
 

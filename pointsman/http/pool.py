@@ -230,7 +230,7 @@ class ClientConnection(asyncio.Protocol):
         if self.listener is None:  # a response without a request: the connection is not usable any more
             self.transport.abort()
             return
-        self.has_response = True
+        self.has_response = self.pool.is_heard = True
         if self.pace.later:
             self.pace.later += data
             return
@@ -370,6 +370,8 @@ class ConnectionPool:
         """Header lines that all requests to this server have, each with its end."""
         self.last_head = RepeatedResponseHead()
         self.outbox = outbox
+        self.is_heard = False
+        """A byte of a response has come; whatever reads this sets it back."""
         self.buffered_bytes = buffered_bytes
         self._address = _address_of(target)
         host, port, _ = self._address

@@ -215,6 +215,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "other-model": Phrase("serving another model"),
     "not-accepting": Phrase("not accepting requests"),
     "paused": Phrase("paused", closed_for),
+    "silent": Phrase("silent", "no byte for {quiet_s:.2g} s, and no answer to a probe within {unanswered_s:.2g} s"),
     "ejected": Phrase("ejected", closed_for),
     "full": Phrase("full", "{load:g} of {limit:g} requests"),
     "over-budget": Phrase("over budget", over_budget),

@@ -5,9 +5,10 @@ for with `.result()`. The one rule: a call inherits request, priority, tenant an
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -69,32 +70,78 @@ class PlaneAddress:
         return self.where.read_text(encoding="ascii").strip() if self.is_file else ""
 
 
+GATEWAYS = "gateways"
+"""A file beside the socket or address of the plane: where other gateways take calls of replicas, a line for each."""
+LOOPBACK = "127.0.0.1"
+"""Where gateways take these calls if all replicas are on one machine."""
+CONNECT_S = 1.0
+AVOID_S = 5.0
+"""A gateway that could not be reached is tried last for this long."""
+
+
 class GatewayTransport:
-    """The connection to the gateway of the plane."""
+    """The way to a gateway: one in a process of its own, which outlives its plane, or else that of the plane.
 
-    def __init__(self, where: Path, headers: str = "", *, is_file: bool = False) -> None:
-        """`where`: its socket, or a file with its address."""
+    Gateways on this machine come first, in turn. If there is no connection, the next one gets the call. A call that was
+    sent is not sent again, because it may have been carried out.
+    """
+
+    def __init__(self, where: Path, headers: str = "", *, is_file: bool = False, host: str = "") -> None:
+        """`where`: the socket of the plane, or a file with its address. `host`: where gateways of this machine take
+        calls; empty: only the plane does."""
         self._headers = headers
+        self._host = host
         self._plane = PlaneAddress(where, is_file=is_file)
+        self._file = where.with_name(GATEWAYS) if host else None
+        self._listed = ""
+        """The file as it was last read."""
+        self._clients: dict[str, HttpClient] = {}
+        self._avoided: dict[str, float] = {}
+        """Until when."""
+        self._turn = 0
 
-    def _reach(self) -> HttpClient:
-        try:
-            return self._plane.client()
-        except (OSError, ValueError) as error:
-            raise CallFailed(f"the gateway is not known: {self._plane.where}: {error}", status=503) from error
+    def _ways(self) -> list[str]:
+        """The addresses to try, in this order; the empty one is that of the plane."""
+        with suppress(FileNotFoundError):  # there is none before there are such gateways
+            listed = "" if self._file is None else self._file.read_text(encoding="ascii")
+            if listed != self._listed:
+                self._listed = listed
+                self._clients = {at: self._clients.get(at) or _client_of(at) for at in listed.split()}
+        self._turn += 1
+        now, known = time.monotonic(), list(self._clients)
+        turn = self._turn % len(known) if known else 0
+
+        def distance(at: str) -> tuple[bool, bool]:
+            return self._avoided.get(at, now) > now, host_and_port(at)[0] != self._host
+
+        return [*sorted([*known[turn:], *known[:turn]], key=distance), ""]
+
+    def _client(self, at: str) -> HttpClient:
+        return self._clients[at] if at else self._plane.client()
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[StreamedResponse]:
-        lines = self._headers + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        try:
-            async with self._reach().stream("POST", path, body, lines) as response:
-                yield response
-        except NoResponse as error:
-            if error.began:
-                raise CallFailed("the answer broke off in the middle", status=502) from error
-            raise CallFailed(
-                f"the gateway at {self._plane.at or self._plane.where} does not answer: {error}", status=503
-            ) from error
+        lines, failed = self._headers + "".join(f"{name}: {value}\r\n" for name, value in headers.items()), ""
+        for at in self._ways():
+            try:
+                async with self._client(at).stream("POST", path, body, lines) as response:
+                    yield response
+                return
+            except NoResponse as error:
+                if error.began:
+                    raise CallFailed("the answer broke off in the middle", status=502) from error
+                failed = f"the gateway at {at or self._plane.at or self._plane.where} does not answer: {error}"
+                if error.error is None:
+                    raise CallFailed(failed, status=503) from error
+                self._avoided[at] = time.monotonic() + AVOID_S
+            except (OSError, ValueError) as error:
+                failed = f"the gateway is not known: {self._plane.where}: {error}"
+        raise CallFailed(failed, status=503)
+
+
+def _client_of(address: str) -> HttpClient:
+    host, port = host_and_port(address)
+    return HttpClient(Address(host, port, False), connect_timeout_s=CONNECT_S)
 
 
 class HandleLink(Protocol):

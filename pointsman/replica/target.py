@@ -18,7 +18,7 @@ import msgspec
 from pointsman.errors import ConfigError, PointsmanError, did_you_mean
 from pointsman.pipeline.context import CURRENT, LOADING, CallContext, LoadedEnough, Loading
 from pointsman.replica.calling import Calling, Threads
-from pointsman.replica.handles import GatewayLink, GatewayTransport, Handle, ModelHandle
+from pointsman.replica.handles import LOOPBACK, GatewayLink, GatewayTransport, Handle, ModelHandle
 from pointsman.replica.ingress import Ingress
 from pointsman.replica.methods import Methods
 from pointsman.replica.sources import kept_finder
@@ -208,6 +208,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway's, for calls of other nodes."""
     gateway: str = ""
     """A file with its address instead, host:port, if it may be on another machine."""
+    host: str = ""
+    """The address of this machine, if there are others."""
     shared_memory: str = ""
     """A folder; if empty, large values are sent like small ones."""
     memory_home: str = ""
@@ -230,6 +232,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundin
         secret=secret,
         socket=environment.get("POINTSMAN_SOCKET", ""),
         gateway=environment.get("POINTSMAN_GATEWAY", ""),
+        host=environment.get("POINTSMAN_HOST", ""),
         shared_memory=environment.get("POINTSMAN_SHM", ""),
         memory_home=environment.get("POINTSMAN_MEMORY", ""),
         user_config=config,
@@ -268,6 +271,7 @@ class Handles:
                 Path(surroundings.gateway or surroundings.socket),
                 f"x-pointsman-secret: {surroundings.secret}\r\n",
                 is_file=bool(surroundings.gateway),
+                host=surroundings.host or LOOPBACK,
             ),
             asyncio.get_running_loop(),
             lambda value: encode_value(value, shared),

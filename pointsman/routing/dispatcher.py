@@ -17,8 +17,9 @@ import msgspec
 
 from pointsman.reasons import Reason
 from pointsman.routing.canary import Handle, Watcher, each_of, tapped
+from pointsman.routing.closing import Closings
 from pointsman.routing.decisions import Unplaced
-from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, pause, resume, share, survey
+from pointsman.routing.endpoints import EndpointTable, Extractor, ingest, share, survey
 from pointsman.routing.events import (
     Arrived,
     Cancelled,
@@ -28,6 +29,7 @@ from pointsman.routing.events import (
     Ended,
     Failed,
     FirstToken,
+    HeardAgain,
     Joined,
     Left,
     Measured,
@@ -40,6 +42,7 @@ from pointsman.routing.events import (
     Scraped,
     Shared,
     ShuttingDown,
+    Silenced,
     Surveyed,
     TimerFired,
     WakeAt,
@@ -257,17 +260,6 @@ class InstanceEvents:
         self._pools.members_changed(now)
         self._sender.room_on(endpoint, now, commands)
 
-    def paused(self, event: Paused, now: float, commands: list[DispatcherCommand]) -> None:
-        facts = {"until": event.until, "for_s": round(event.until - now, 3), "why": event.why}
-        self._journal.counters.closed[event.instance_id, "paused"] += 1
-        pause(self._fleet, event.instance_id, event.until, Reason("paused", facts))
-        for pool in self._pools.waiting():
-            self._sender.refuse_paused(pool, now, commands)
-
-    def resume(self, now: float, commands: list[DispatcherCommand]) -> None:
-        for endpoint in resume(self._fleet, now):
-            self._sender.room_on(endpoint, now, commands)
-
     def left(self, event: Left, now: float, commands: list[DispatcherCommand]) -> None:
         gone = self._fleet[event.instance_id]
         interrupted = self._table.ledger.on(gone)
@@ -367,7 +359,8 @@ class Dispatcher:
         hooks = PluginHooks((*plan.plugins, *more), plan.shedding, self._journal)
         self._sender = Sender(plan, self._table, self.fleet, self._chooser, hooks)
         self._requests = requests = RequestEvents(plan, self._sender, self._max_tries, is_open=is_open)
-        self._instances = instances = InstanceEvents(self._sender, requests, self.extractors, self.learners)
+        instances = InstanceEvents(self._sender, requests, self.extractors, self.learners)
+        self._closings = closings = Closings(self._sender, requests.failed, self._max_tries)
         self._handlers: dict[type[DispatcherEvent], Handle] = {
             Arrived: requests.arrived,
             FirstToken: requests.first_token,
@@ -377,7 +370,9 @@ class Dispatcher:
             ShuttingDown: requests.shutting_down,
             Joined: instances.joined,
             Changed: instances.changed,
-            Paused: instances.paused,
+            Paused: closings.paused,
+            Silenced: closings.silenced,
+            HeardAgain: closings.heard_again,
             Left: instances.left,
             NoneExpected: instances.none_expected,
             Measured: instances.measured,
@@ -407,7 +402,7 @@ class Dispatcher:
         """Handle one event. The runtime carries the commands out in their order."""
         commands, self._undelivered = self._undelivered, []
         if self._due is not None and self._due <= now:
-            self._instances.resume(now, commands)
+            self._closings.resume(now, commands)
             self._requests.expire(now, commands)
         try:
             self._handlers[type(event)](event, now, commands)

@@ -130,7 +130,7 @@ class Endpoint:
         self.metrics: Metrics | None = None
         """None: never measured."""
         self.closed: Reason | None = instance.closed
-        """Why it takes no requests, if the reason is known; it has the fact `until`."""
+        """Why it takes no requests, if the reason is known; it may have the fact `until`."""
         self.row = row
         """Its index in the columns of the fleet; -1 once it has left."""
         self.requests = 0
@@ -272,6 +272,8 @@ class EndpointTable:
         self._by_id: dict[str, Endpoint] = {}
         self.pauses: dict[str, float] = {}
         """Instances that asked for a pause, and its end."""
+        self.silent: set[str] = set()
+        """Instances that this dispatcher has closed because they are silent."""
         self._stamp = [0]
         """Counts measurements."""
         self.load = LoadColumns()
@@ -331,7 +333,7 @@ class EndpointTable:
             del declared[LATENCY_MS]  # what was learned stays
         if isnan(declared[THROUGHPUT]) or declared[THROUGHPUT] == known(before.throughput_tokens_per_sec):
             del declared[THROUGHPUT]
-        if instance.instance_id in self.pauses:
+        if instance.instance_id in self.pauses or instance.instance_id in self.silent:
             declared[ACCEPTS] = 0.0
         else:
             endpoint.closed = instance.closed
@@ -349,6 +351,7 @@ class EndpointTable:
         gone = self[instance_id]
         del self._by_id[instance_id]
         self.pauses.pop(instance_id, None)
+        self.silent.discard(instance_id)
         left = [endpoint for endpoint in self._endpoints if endpoint is not gone]
         rows = [endpoint.row for endpoint in left]
         columns = {name: [float(column[row]) for row in rows] for name, column in self._columns.items()}
@@ -404,25 +407,19 @@ def survey(fleet: EndpointTable, readings: Iterable[tuple[str, Metrics]], now: f
             fleet.load.set(endpoint, float(load))
 
 
-def pause(fleet: EndpointTable, instance_id: str, until: float, why: Reason) -> None:
-    """Send an instance no new requests until then, whatever its owner says."""
-    endpoint = fleet[instance_id]
-    fleet.pauses[instance_id], endpoint.closed = until, why
+def close(fleet: EndpointTable, endpoint: Endpoint, why: Reason) -> None:
+    """Send an instance no new requests, whatever its owner says."""
+    endpoint.closed = why
     fleet._columns[ACCEPTS][endpoint.row] = 0.0
     fleet._reset(list(fleet._endpoints), fleet._columns)
 
 
-def resume(fleet: EndpointTable, now: float) -> list[Endpoint]:
-    """End the pauses whose time is over. Returns their instances."""
-    over = [fleet[name] for name, until in fleet.pauses.items() if until <= now]
-    for endpoint in over:
-        instance = endpoint.instance
-        del fleet.pauses[instance.instance_id]
-        endpoint.closed = instance.closed
-        fleet._columns[ACCEPTS][endpoint.row] = float(instance.can_accept_request)
-    if over:
-        fleet._reset(list(fleet._endpoints), fleet._columns)
-    return over
+def reopen(fleet: EndpointTable, endpoints: Iterable[Endpoint]) -> None:
+    """Let the owners of instances decide again."""
+    for endpoint in endpoints:
+        endpoint.closed = endpoint.instance.closed
+        fleet._columns[ACCEPTS][endpoint.row] = float(endpoint.instance.can_accept_request)
+    fleet._reset(list(fleet._endpoints), fleet._columns)
 
 
 def share(fleet: EndpointTable, instance_id: str, requests: float, tokens: float) -> None:

@@ -147,6 +147,21 @@ class Paused(DispatcherEvent, frozen=True):
     why: Reason
 
 
+class Silenced(DispatcherEvent, frozen=True):
+    """An instance has gone silent, and takes no more requests until it is heard again."""
+
+    instance_id: str
+    why: Reason
+    movable: tuple[str, ...] = ()
+    """Its requests that may be sent to another instance. Those that have begun, or have no tries left, stay."""
+
+
+class HeardAgain(DispatcherEvent, frozen=True):
+    """A silent instance answers."""
+
+    instance_id: str
+
+
 class Left(DispatcherEvent, frozen=True):
     """An instance is gone. Its requests are sent elsewhere."""
 

@@ -67,7 +67,7 @@ class ConfiguredRoute:
         return Choice(result, decide(cycle.request, run.targets[0], endpoints, self._price, how))
 
 
-POOL_WIDE = frozenset({"other-model", "not-accepting", "paused", "ejected", "full"})
+POOL_WIDE = frozenset({"other-model", "not-accepting", "paused", "silent", "ejected", "full"})
 """Codes of rejections that apply to every request for the same model."""
 
 SEED_STEP = 0xD1342543DE82EF95

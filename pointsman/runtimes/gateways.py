@@ -71,6 +71,8 @@ class LinkedGateway:
         """None while it is not connected."""
         self.url = ""
         """Where it listens; empty if it does not, or not at the address of the last documents."""
+        self.calls = ""
+        """Where it takes calls of replicas; empty if it does not."""
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
@@ -134,7 +136,7 @@ class GatewayGroup:
         for name, load in one.lanes.items():
             self.arrived[name] = self.arrived.get(name, 0) + load.arrived
         one.lanes.clear()
-        one.send, one.url, one.process = None, "", ""
+        one.send, one.url, one.calls, one.process = None, "", "", ""
 
     def counts(self, deployment: str) -> RequestCounts:
         loads = [one.lanes[deployment] for one in self.members.values() if deployment in one.lanes]
@@ -209,10 +211,12 @@ class SharedTraffic:
         for name, load in instances.items():
             each = [(one, one.on(deployment, name)) for one in self.group.members.values()]
             pauses = [at + one.ahead_s - now for one, seen in each if (at := seen.paused_until) is not None]
+            silent = [seen.silence for _, seen in each if seen.silence is not None]
             learned = {
                 "latency_ms": _mean([seen.latency_ms for _, seen in each]),
                 "tokens_per_second": _mean([seen.throughput for _, seen in each]),
                 "paused_s": round(max(pauses), 3) if pauses and max(pauses) > 0 else None,
+                "silence": silent[0].as_dict() if silent else None,
             }
             instances[name] = {
                 **load,

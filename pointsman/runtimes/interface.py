@@ -276,14 +276,15 @@ class ReplicaAccess(Protocol):
     @property
     def secret(self) -> str:
         """A secret that only the gateway and replicas have."""
-        ...
 
     @property
     def memory(self) -> "SharedMemory": ...
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
         """A launch with everything that a replica must know about its plane, and its user config (JSON)."""
-        ...
+
+    def reach_at(self, gateways: Sequence[str]) -> None:
+        """Tell replicas where gateways in other processes take their calls, as host:port."""
 
 
 class SharedMemory(Protocol):

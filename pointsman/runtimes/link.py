@@ -187,6 +187,8 @@ class InstanceLoad(msgspec.Struct, frozen=True, array_like=True):
     latency_ms: float | None = None
     throughput: float | None = None
     paused_until: float | None = None
+    silence: Reason | None = None
+    """Why it has closed the instance, if that is silent."""
 
 
 class LaneLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -223,6 +225,8 @@ class Listens(LinkMessage, frozen=True):
     url: str
     grpc: str = ""
     problem: str = ""
+    calls: str = ""
+    """Where it takes calls of replicas, as host:port."""
 
 
 class RequestsFailing(LinkMessage, frozen=True):

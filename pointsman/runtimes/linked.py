@@ -214,6 +214,7 @@ def _lane_load(lane: Lane) -> LaneLoad:
             _known(columns[LATENCY_MS][endpoint.row]),
             _known(columns[THROUGHPUT][endpoint.row]),
             fleet.pauses.get(name),
+            endpoint.closed if name in fleet.silent else None,
         )
     waiting = len(dispatcher) - dispatcher.running
     return LaneLoad(dispatcher.running, waiting, dispatcher.counters.arrived, instances)

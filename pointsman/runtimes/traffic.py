@@ -312,7 +312,7 @@ def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str,
 def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict[str, Any]:
     endpoint = dispatcher.fleet[instance_id]
     metrics, age = endpoint.metrics, dispatcher.fleet.load.metrics_age(endpoint, now)
-    until = dispatcher.fleet.pauses.get(instance_id)
+    until, is_silent = dispatcher.fleet.pauses.get(instance_id), instance_id in dispatcher.fleet.silent
     return {
         "in_flight": in_flight(dispatcher, instance_id),
         "max_concurrency": endpoint.instance.max_concurrency,
@@ -320,6 +320,7 @@ def _instance_load(dispatcher: Dispatcher, instance_id: str, now: float) -> dict
         "running": None if metrics is None else metrics.running_requests_size,
         "kv_cache_usage": None if metrics is None else metrics.kv_cache_usage,
         "metrics_age_s": None if age is None else round(age, 3),
+        "silence": endpoint.closed.as_dict() if endpoint.closed is not None and is_silent else None,
         "paused_s": None if until is None else round(max(until - now, 0.0), 3),
         "gpus": endpoint.instance.gpu_count,
         "tensor_parallel_size": endpoint.instance.tensor_parallel_size,

@@ -138,7 +138,7 @@ class Memory:
         instance = ExecutionInstance(instance_id="i", host="127.0.0.1", port=1, model_name="m")
         self.gateway.traffic.admit("chat", instance)
         self.pool = MemoryPool(instance, self.loop, self.gateway.outbox)
-        self.gateway.upstream._pools["i"] = self.pool
+        self.gateway.upstream.pools["i"] = self.pool
 
     def client(self) -> tuple[GatewayConnection, FakeTransport]:
         connection = GatewayConnection(self.gateway)

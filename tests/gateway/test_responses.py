@@ -103,7 +103,7 @@ def test_connections_to_a_removed_instance_are_closed(bed: Bed) -> None:
     assert bed.fetch(chat()).status == 200
     bed.thread.call(lambda: bed.gateway.traffic.withdraw("chat", "chat-0", Reason("stopped")))
     wait_for(backend.all_closed)
-    assert bed.gateway.upstream._pools == {}
+    assert bed.gateway.upstream.pools == {}
 
 
 def test_a_connection_with_unsolicited_bytes_is_not_used_again(bed: Bed) -> None:

@@ -186,6 +186,32 @@ def test_every_process_serves_applications_over_http_and_grpc(plane: LivePlane) 
             assert json.loads(predict(request("diamond", [1, 2, 3]), timeout=20).json) == 8, number
 
 
+def test_handles_go_through_gateways_that_live_while_there_is_no_plane(plane: LivePlane) -> None:
+    url = up(plane, shared())
+    pipeline = nodes.Delegates.bind(nodes.Arrays.bind())
+    text = pm.build(pipeline, name="delegates", folder=plane.folder).to_yaml()
+    plane.admin.post("applications", body={"text": text, "folder": str(plane.folder)})
+    plane.until(plane.is_settled, "replicas ready")
+
+    def statuses(count: int) -> list[int]:
+        return [httpx.post(f"{url}/delegates", json=100, timeout=30).status_code for _ in range(count)]
+
+    plane.until(lambda: statuses(6) == [200] * 6, "known to every process")
+    before = gateways(plane)
+    plane.kill()
+    killed_at = time.monotonic()
+    alone = statuses(10)
+    os.kill(before["gateway-1"]["pid"], signal.SIGKILL)
+    with_one = statuses(10)
+    took_s = time.monotonic() - killed_at
+    plane.up(None)
+    print(f"\nwithout a plane: {alone}; without one of two gateways, too: {with_one}; in {took_s:.2f} s")
+    if took_s < GRACE_S - 1:  # else replicas have ended
+        assert alone == with_one == [200] * 10
+    plane.until(lambda: are_connected(plane), "both again")
+    plane.until(lambda: statuses(6) == [200] * 6, "as before")
+
+
 def test_limits_hold_for_all_processes_together(plane: LivePlane) -> None:
     tenant = {"name": "t", "requestsPerMinute": 30}
     keys = [{"tenant": "t", "sha256": hashed(KEY)}]

@@ -18,6 +18,7 @@ from bench.chaos.load import Load
 from bench.chaos.planes import LivePlane
 from pointsman.engines import Simulated
 from tests.live.manifests import LIFECYCLE, manifest, simulated
+from tests.live.test_recovery import free_port
 from tests.simulator.servers import serving
 
 LONG_TIMEOUTS = {"firstTokenTimeout": "5m", "stallTimeout": "5m"}
@@ -170,3 +171,47 @@ def send(url: str, name: str, tokens: int) -> Sample:
             client.close()
 
     return asyncio.run(send())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_gateway_takes_a_silent_instance_out_by_itself(plane: LivePlane, processes: int) -> None:
+    """The plane would probe it after a minute only. Each gateway process sees it by itself."""
+    lifecycle = {**LIFECYCLE, "probeInterval": "1m", "probeTimeout": "1m"}
+    gateway: dict[str, Any] = {"upstream": LONG_TIMEOUTS, "processes": processes}
+    if processes > 1:
+        gateway["listen"] = f"127.0.0.1:{free_port()}"
+    plane.up(manifest(simulated("m", 2, lifecycle=lifecycle, maxConcurrency=32), **gateway))
+    plane.until(lambda: all(one["url"] for one in plane.status()["gateways"]), "gateways listen")
+    before = plane.pids()
+    with Load(plane.url, ["m"], clients=12) as load:
+        plane.until(lambda: len(load.samples) > 60, "load")
+        assert plane.instances()["m-1"]["silence"] is None
+        os.kill(before["m-1"], signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        try:
+            plane.until(lambda: plane.instances()["m-1"]["silence"] is not None, "it is silent")
+            silent_s = time.monotonic() - stopped_at
+            shown = plane.pointsman("status").stdout
+            target = len(load.samples) + 100
+            plane.until(lambda: len(load.samples) > target, "load on the other")
+        finally:
+            os.kill(before["m-1"], signal.SIGCONT)
+        continued_at = time.monotonic()
+        plane.until(lambda: plane.instances()["m-1"]["silence"] is None, "it is heard")
+        heard_s = time.monotonic() - continued_at
+        plane.until(
+            lambda: any(one.began > continued_at and one.instance == "m-1" for one in list(load.samples)), "use"
+        )
+    assert load.unexpected() == []
+    tries = {one["request_id"]: one["tries"] for one in plane.admin.get("requests", limit=10_000)["requests"]}
+    moved = [one for one in load.samples if tries.get(one.request.request_id, 1) > 1]
+    last_s, moved_s = max(one.began - stopped_at for one in moved), max(one.ended - stopped_at for one in moved)
+    print(
+        f"\nSIGSTOP, {processes} gateways: silent after {silent_s:.2f} s; last request sent to it after {last_s:.2f} s;"
+    )
+    print(f"{len(moved)} requests moved, the last one answered after {moved_s:.2f} s; heard {heard_s:.2f} s after")
+    print(f"SIGCONT; {len(load.samples)} requests, all served")
+    assert "silent: no byte for" in shown
+    assert {one.instance for one in moved} == {"m-2"}, "before it went on"
+    assert all(one.ended < continued_at for one in moved)
+    assert plane.pids() == before

@@ -326,11 +326,18 @@ def pipelines_run_across_nodes(plane: LivePlane) -> None:
             lambda: plane.instances("late.slow")["late.slow-1"]["in_flight"] == 0, "the late call was cancelled"
         )
     [gateway] = {file.read_text() for file in plane.folder.glob(".local/state/pointsman/nodes/*/*/gateway")}
-    with httpx.Client(base_url=f"http://{gateway}") as stranger:
-        assert stranger.post("/pipelines/call", content=b"x").status_code == 403, "without the secret"
-        assert stranger.post("/diamond", json=[1, 2, 3]).status_code == 403
-        assert stranger.post("/v1/completions", json={"model": "m", "prompt": "x"}).status_code == 403
-        assert stranger.get("/admin/v1/status").status_code in (403, 404)
+
+    def known() -> set[str]:
+        return {file.read_text() for file in plane.folder.glob(".local/state/pointsman/nodes/*/*/gateways")}
+
+    plane.until(lambda: [len(one.split()) for one in known()] == [2], "every node knows both gateways")
+    [gateways] = known()
+    for address in (gateway, *gateways.split()):
+        with httpx.Client(base_url=f"http://{address}") as stranger:
+            assert stranger.post("/pipelines/call", content=b"x").status_code == 403, "without the secret"
+            assert stranger.post("/diamond", json=[1, 2, 3]).status_code == 403
+            assert stranger.post("/v1/completions", json={"model": "m", "prompt": "x"}).status_code == 403
+            assert stranger.get("/admin/v1/status").status_code in (403, 404)
 
 
 def a_second_plane(plane: LivePlane, cluster: LiveCluster) -> "subprocess.Popen[str]":
@@ -358,13 +365,14 @@ def a_plane_killed_under_load_is_adopted_on_another_node(
     """`with_keeper`: the keeper is killed too, and reads its checkpoint."""
     before, status = plane.pids(), plane.status()
     assert len(before) == len(plane.instances())
-    pids = {one["name"]: one["pid"] for one in status["gateways"]}
+    pids, url = {one["name"]: one["pid"] for one in status["gateways"]}, plane.url
     with Load(plane.url, ["m", "placed"], clients=CLIENTS) as load, Lateness() as lateness:
         plane.until(lambda: load.verdicts()["served"] > 20, "load")
         plane.kill()
         killed_at = time.monotonic()
         keeper_s = kill_the_keeper(plane, cluster) if with_keeper else 0.0
         plane.until(lambda: has_served(load, killed_at + 1.0), "served without a plane")
+        handled = [httpx.post(f"{url}/delegates", json=1000, timeout=30).status_code for _ in range(6)]
         plane.flags = [*plane.flags[:6], "--host", host]
         plane.move(plane.folder / f"state-of-{host}")  # another node has nothing of its own
         up_s = plane.up()
@@ -385,6 +393,7 @@ def a_plane_killed_under_load_is_adopted_on_another_node(
     if max(keeper_s, lateness.longest_s) > IN_TIME_S:
         return  # the leases of engines may have ended meanwhile, and they are new
     assert load.unexpected() == [], "no request fails at the gateways"
+    assert handled == [200] * 6, "nor a call through a handle"
     assert plane.pids() == before, "no instance was restarted"
 
 

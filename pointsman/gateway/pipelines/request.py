@@ -17,7 +17,7 @@ from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedSt
 from pointsman.gateway.pipelines.records import PipelineRecord, StepJournal
 from pointsman.gateway.pipelines.results import BLOB, IN_PIECES, PIECES, ResponseSink, Results
 from pointsman.gateway.pipelines.step_call import ModelCall, NotPlain, StepCall, StepFailure
-from pointsman.gateway.upstream import note_cost
+from pointsman.gateway.tenants import Charge
 from pointsman.http.heads import HttpRequest
 from pointsman.http.responses import ResponseHead
 from pointsman.pipeline import Run
@@ -409,3 +409,10 @@ class PipelineRequest:
     def resume(self) -> None:
         if self._streaming is not None and self._streaming in self._calls:
             self._calls[self._streaming].resume()
+
+
+def note_cost(call: StepCall, charge: Charge) -> None:
+    """Add the cost of a call for its tenant to its record."""
+    record = call.lane.dispatcher.records.get(call.request.request_id)
+    if record is not None:
+        record.cost = charge.used

@@ -116,6 +116,10 @@ class StepCall(InFlight, eq=False):
         self.upstream.in_flight[self.request.request_id] = self
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
+    @property
+    def is_movable(self) -> bool:
+        return (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
+
     # Commands of the dispatcher
 
     def send(self, command: Send) -> None:
@@ -235,8 +239,7 @@ class StepCall(InFlight, eq=False):
 
     def _failed(self, why: Reason, *, retry: bool = True, local: str = "") -> None:
         self.let_go()
-        may = retry and (self.idempotent or not self._sent) and (self._head is None or not self.in_pieces)
-        self._came_to_nothing(why, may_retry=may, local=local)
+        self._came_to_nothing(why, may_retry=retry and self.is_movable, local=local)
 
     def _ended(self, status: int) -> None:
         now = time.monotonic()

@@ -40,7 +40,7 @@ def _positions_not_serving(model: str, candidates: Endpoints) -> Positions:
 
 
 class IsHealthy:
-    """Demands that the endpoint accepts requests, as its health check or operator says, and is not paused."""
+    """Demands that the endpoint accepts requests, as its health check or operator says, and is not paused or silent."""
 
     def __init__(self) -> None:
         self._closed: PerMembers[Endpoint, Closed] = PerMembers(_closed)
@@ -67,7 +67,9 @@ def _closed(whole: Endpoints) -> Closed:
 
 
 def _why_closed(why: Reason | None, now: float) -> Reason:
-    return Reason("not-accepting") if why is None else why.having(left_s=max(why.facts["until"] - now, 0.0))
+    if why is None:
+        return Reason("not-accepting")
+    return why.having(left_s=max(why.facts["until"] - now, 0.0)) if "until" in why.facts else why
 
 
 class HasRoom:

@@ -19,13 +19,14 @@ from pointsman.engines import LaunchSpec
 from pointsman.errors import NotStored, PointsmanError
 from pointsman.http.pool import descriptors_left
 from pointsman.reasons import Reason
+from pointsman.replica.handles import GATEWAYS
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.machine.detection import detect, unseen
 from pointsman.runtimes.machine.detection.system import this_machine
 from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
 from pointsman.runtimes.machine.launches import Launches
 from pointsman.runtimes.machine.logs import find_log, tail
-from pointsman.runtimes.machine.memory import MEMORY, SharedFolder, memory_folder
+from pointsman.runtimes.machine.memory import MEMORY, SharedFolder, memory_folder, replace_text
 from pointsman.runtimes.machine.processes import HOST, Processes
 from pointsman.runtimes.machine.state_directory import (
     SECRET_FILE,
@@ -77,6 +78,9 @@ class LocalReplicaAccess:
             "POINTSMAN_USER_CONFIG": user_config.decode(),
         }
         return msgspec.structs.replace(launch, env={**launch.env, **environment, **_python_path(launch.env)})
+
+    def reach_at(self, gateways: Sequence[str]) -> None:
+        replace_text(self.socket.with_name(GATEWAYS), "\n".join(gateways))
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:

@@ -39,7 +39,9 @@ class Authority:
         """`plane`: a name of this plane for operators, such as host:pid."""
         self.epoch = 0
         self.gateway = ""
-        """The address at which replicas on any node reach the gateway of this plane."""
+        """Where replicas on any node reach the gateway of this plane."""
+        self.calls: str | None = None
+        """Where gateways take calls of replicas, a line for each; None before this plane knows."""
         self.secret = ""
         """The secret of gateways and replicas."""
         self.problem = ""
@@ -224,8 +226,8 @@ class NodeLink:
     async def _poll(self) -> None:
         stamp = self._lease.echo() if self._authority.may_grant else None
         epoch, lease_s = self._authority.epoch, self._lease.lease_s
-        poll, gpus = self._agent.poll, self.wanted_gpus
-        answer: NodeAnswer = await called(poll, epoch, stamp, lease_s, self._after, gpus, limit_s=POLL_ANSWER_S)
+        asked = epoch, stamp, lease_s, self._after, self.wanted_gpus, self._authority.calls
+        answer: NodeAnswer = await called(self._agent.poll, *asked, limit_s=POLL_ANSWER_S)
         self._lease.heard(answer.stamp, time.monotonic())
         self.busy = answer.busy
         if self.silent_since is not None:

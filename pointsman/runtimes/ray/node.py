@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pointsman.errors import PointsmanError
+from pointsman.replica.handles import GATEWAYS
 from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.detection import detect
 from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
@@ -67,7 +68,8 @@ class NodeAgent:
         ones."""
         self._name, self._folder, self._host = name, Path(folder).expanduser(), host
         self._gateway = self._folder / "gateway"
-        """A file with the address at which replicas reach the gateway."""
+        """A file with the address of the plane, for gateways and replicas."""
+        self._calls = ""
         self._memory: NodeMemory | None = None
         self._gpus = GpuUsage(drivers)
         self._stop_grace_s = stop_grace_s
@@ -112,11 +114,21 @@ class NodeAgent:
         return NodeOpened(there, await self.look(epoch), sys.executable, os.getpid())
 
     async def poll(
-        self, epoch: int, stamp: float | None, lease_s: float, after: int | None, gpus: Sequence[Gpu] = ()
+        self,
+        epoch: int,
+        stamp: float | None,
+        lease_s: float,
+        after: int | None,
+        gpus: Sequence[Gpu] = (),
+        calls: str | None = None,
     ) -> NodeAnswer:
         """Renew the lease and fetch reports. `stamp`: of an earlier answer. `after`: the last report that has arrived;
-        None: only renew. `gpus`: those whose use is wanted."""
+        None: only renew. `gpus`: those whose use is wanted. `calls`: where gateways take calls of replicas, a
+        line for each; None: as before."""
         processes = self._ready(epoch)
+        if calls is not None and calls != self._calls:
+            replace_text(self._folder / GATEWAYS, calls)
+            self._calls = calls
         if stamp is not None:
             processes.renewal = {"ask": "renew", "epoch": epoch, "stamp": stamp, "lease_s": lease_s}
             if processes.supervisor is not None:

@@ -97,13 +97,17 @@ class ClusterState:
 class ClusterReplicas:
     """`ReplicaAccess` of the interface. Nodes tell their replicas the address of the gateway and the shared memory."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, authority: Authority, secret: str) -> None:
+        self._authority = authority
         self.secret = secret
         self.memory = FilesOfNodes(secret)
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
         environment = {"POINTSMAN_SECRET": self.secret, "POINTSMAN_USER_CONFIG": user_config.decode()}
         return msgspec.structs.replace(launch, env={**launch.env, **environment})
+
+    def reach_at(self, gateways: Sequence[str]) -> None:
+        self._authority.calls = "\n".join(gateways)
 
 
 class ClusterListener(AdminSocket):
@@ -328,7 +332,7 @@ class RayRuntime:
             raise
         store = self._state.store
         self.documents, self.targets, self.usage = store.documents, store.targets, store.usage
-        self.replicas = ClusterReplicas(kept.secret)
+        self.replicas = ClusterReplicas(self.authority, kept.secret)
         self._background = [
             self.tasks.keep("cluster state", self._state.push),
             self.tasks.keep("plane beats", self.authority.beat),
