@@ -412,8 +412,10 @@ class GatewayProcess:
 
 
 def _problems(gateway: Gateway, now: float) -> list[str]:
-    own = [*gateway.clients.problems(), *gateway.upstream.problems(now), *gateway.tasks.problems()]
-    return [*own, *scheduling_problems(gateway.traffic.lanes.values())]
+    name = gateway.history.gateway.removeprefix("@")
+    own = [*gateway.clients.problems(), *gateway.upstream.problems(now)]
+    tasks = [f"{name}: {problem}" for problem in gateway.tasks.problems()]  # the plane has some of the same names
+    return [*own, *tasks, *scheduling_problems(gateway.traffic.lanes.values())]
 
 
 def _answer(process: GatewayProcess, asked: Inquiry) -> Any:

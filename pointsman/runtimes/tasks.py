@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from pointsman.errors import PointsmanError
+
 FIRST_RETRY_S = 0.1
 """Pause after the first failure; it doubles with each further one."""
 MAX_RETRY_S = 5.0
@@ -16,6 +18,10 @@ CALM_S = 30.0
 """A task that has run for this long without failing starts again with the first pause."""
 SHOWN_S = 300.0
 """How long `status` shows the last failure of a task that runs again."""
+
+
+class FailedElsewhere(PointsmanError):
+    """The failure of a background task of another process, by what that process says of it."""
 
 
 class LoopClock:
@@ -156,6 +162,10 @@ class Tasks:
 
     def failures(self) -> dict[str, int]:
         return {name: one.count for name, one in self._failures.items()}
+
+    def reasons(self) -> dict[str, tuple[int, str]]:
+        """How often each task has failed, and why last: for the plane, if this is another process."""
+        return {name: (one.count, one.why) for name, one in self._failures.items()}
 
     def close(self) -> None:
         """End all of them for good."""

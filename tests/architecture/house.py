@@ -1,6 +1,7 @@
 """Measures the package by reading its source; nothing is imported."""
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -145,3 +146,31 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+KEEPS = ("keep", "complete", "every")
+"""The methods of `Tasks` that start background work; the first argument is its name."""
+
+
+def kept_in(module: str) -> set[str]:
+    """Patterns of the names of the background tasks that a module starts, as `gateway/process.py`."""
+    return {name for node in nodes_of(PACKAGE / module) if (name := _task_name(node, PACKAGE / module))}
+
+
+def _task_name(node: ast.AST, source: Path) -> str:
+    """Empty: it does not start a task."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KEEPS):
+        return ""
+    if not re.search(r"\b_?(tasks|background)$", ast.unparse(node.func.value)):
+        return ""
+    name = node.args[0]
+    if isinstance(name, ast.Name):
+        [name] = [
+            one.value
+            for one in nodes_of(source)
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == name.id
+        ]
+    if isinstance(name, ast.JoinedStr):
+        return "".join(re.escape(str(one.value)) if isinstance(one, ast.Constant) else ".+" for one in name.values)
+    assert isinstance(name, ast.Constant), f"a name that is not written here: {ast.unparse(name)}"
+    return re.escape(str(name.value))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.house import PACKAGE, SOURCES, tree_of
+from tests.architecture.house import PACKAGE, SOURCES, kept_in, tree_of
 
 STARTS = {"create_task", "ensure_future", "call_later", "call_at", "Thread", "run_coroutine_threadsafe", "to_thread"}
 KEEPER = "runtimes/tasks.py"
@@ -80,6 +80,25 @@ ALLOWED = {
     "gateway/deploying.py BackgroundPlane.run": "one call from the thread of the user",
 }
 
+KILLED_IN = {
+    "tests/live/test_dead_tasks.py": {
+        "cli/up.py",
+        "gateway/gateway.py",
+        "gateway/owner.py",
+        "gateway/pipelines/results.py",
+        "gateway/process.py",
+        "runtimes/autoscaling.py",
+        "runtimes/local/runtime.py",
+        "runtimes/plane.py",
+        "runtimes/promotions.py",
+    },
+    "tests/runtimes/local/test_background.py": {"runtimes/machine/processes.py"},
+    "tests/runtimes/ray/test_planes.py": {"runtimes/ray/links.py", "runtimes/ray/node.py", "runtimes/ray/runtime.py"},
+    # Inside the actors of Ray Serve; tests/runtimes/test_tasks.py shows what `Tasks` does there.
+    "tests/runtimes/test_tasks.py": {"integrations/ray_serve/router.py"},
+}
+"""Which test kills the tasks that a module starts: each of these tests finds their names by `kept_in`."""
+
 
 def started(source: Path) -> Iterator[str]:
     """`file Class.function` for each call that starts something which outlives it."""
@@ -113,3 +132,13 @@ def test_what_outlives_a_call_is_kept_or_listed() -> None:
 
 def test_the_list_names_only_what_is_there() -> None:
     assert ALLOWED.keys() - found() == set()
+
+
+def test_each_module_with_background_tasks_has_a_test_that_kills_them() -> None:
+    names = {str(source.relative_to(PACKAGE)) for source in SOURCES}
+    starting = {name for name in names if not name.startswith(ELSEWHERE) and kept_in(name)}
+    assert starting == set().union(*KILLED_IN.values())
+    for test, modules in KILLED_IN.items():
+        text = (PACKAGE.parent / test).read_text(encoding="utf-8")
+        if "kept_in(" in text:
+            assert {one for one in modules if f'"{one}"' not in text} == set(), f"{test} does not look there"

@@ -19,6 +19,7 @@ from pointsman.runtimes.ray.cluster import STOP_GRACE_S, Late, NoAnswer, RayClus
 from pointsman.runtimes.ray.keeper import BEAT_S, TAKEN_S, KeptState, PlaneRuns
 from pointsman.runtimes.ray.leases import MARGIN_S, NodeLease
 from pointsman.runtimes.ray.node import NodeAnswer, NodeOpened, OlderPlane
+from pointsman.runtimes.tasks import FailedElsewhere
 from pointsman.types import Gpu, Worker
 
 ANSWER_S = 1.0
@@ -167,6 +168,10 @@ class NodeLink:
         self.see: Callable[[Worker], Worker] = lambda worker: worker
         """Adds the labels and the price of the manifest to a worker."""
         self.heard_again: Callable[[], None] = lambda: None
+        self.task_failed: Callable[[str, FailedElsewhere], None] = lambda *_: None
+        """Told of each background task of the node that has failed."""
+        self._failures: dict[str, int] = {}
+        """How often each has failed, as far as it was told."""
         self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
         self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
         if known:  # leases of an earlier plane may apply
@@ -210,6 +215,12 @@ class NodeLink:
             answer: NodeAnswer = await called(agent.poll, epoch, stamp, lease_s, None, limit_s=ANSWER_S)
             self._lease.heard(answer.stamp, time.monotonic())
         self._agent, self._after, self.last_node = agent, 0, node
+        told = self._failures
+        counts = {name: count for name, (count, _) in opened.failures.items()}
+        # What failed before this plane came is not news; what failed while the node was silent is.
+        self._failures = (
+            {name: min(told.get(name, 0), counts[name]) for name in counts} if self.opened.is_set() else counts
+        )
         self._authority.agents[self.name] = agent
         there = {one.id: one for one in opened.running}
         if self.adopts:
@@ -236,6 +247,10 @@ class NodeLink:
         for number, report in answer.reports:
             self._after = max(self._after, number)
             self._report(report)
+        for name, (count, why) in answer.failures.items():
+            for _ in range(count - self._failures.get(name, 0)):
+                self.task_failed(f"{name} of {self.name}", FailedElsewhere(why))
+            self._failures[name] = count
         self.problem = answer.problem and f"on {self.name}: {answer.problem}"
         if not self.problem and self.worker is not None and self.last_node is not None:
             self.problem = self.last_node.problem(self.worker)
@@ -382,6 +397,7 @@ class NodeLinks:
         link.adopts = self.adopt
         link.see = lambda worker: self.see(worker)
         link.heard_again = lambda: self.heard_again()
+        link.task_failed = self._tasks.failed
         self.links[name] = link
         self._running[name] = self._tasks.complete("node links", link.run)
         return link

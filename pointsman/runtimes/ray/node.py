@@ -16,6 +16,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.replica.handles import GATEWAYS
+from pointsman.runtimes.interface import Timer
 from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.detection import detect
 from pointsman.runtimes.machine.gpu_usage import GpuDrivers, GpuUsage
@@ -48,6 +49,8 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     problem: str = ""
     busy: Mapping[int, float] = {}
     """The share in use of the GPUs that the poll has asked for."""
+    failures: Mapping[str, tuple[int, str]] = {}
+    """How often background tasks of the node have failed, and why last."""
 
 
 class NodeOpened(msgspec.Struct, frozen=True):
@@ -56,6 +59,8 @@ class NodeOpened(msgspec.Struct, frozen=True):
     """The node as it sees itself; its GPUs are those that drivers report."""
     python: str
     pid: int
+    failures: Mapping[str, tuple[int, str]] = {}
+    """Those of background tasks that earlier planes know."""
 
 
 class NodeAgent:
@@ -75,6 +80,9 @@ class NodeAgent:
         self._stop_grace_s = stop_grace_s
         self._epoch = 0
         self._processes: Processes | None = None
+        self._tasks: Tasks | None = None
+        """Made by the first plane."""
+        self._sweeping: Timer | None = None
         self._opening = asyncio.Lock()
         self._reports: list[tuple[int, WorkerReport]] = []
         self._count = 0
@@ -92,17 +100,20 @@ class NodeAgent:
         killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it. `secret`: what
         they know."""
         self._check(epoch)
+        failures = {} if self._tasks is None else self._tasks.reasons()
         async with self._opening:
+            if self._tasks is None:
+                self._tasks = Tasks(asyncio.get_running_loop())
+                self._tasks.keep("raylet watch", _end_with_raylet)
             if self._processes is None:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                tasks, terms = Tasks(asyncio.get_running_loop()), SupervisorTerms(0.0, self._stop_grace_s, leased=True)
+                tasks, terms = self._tasks, SupervisorTerms(0.0, self._stop_grace_s, leased=True)
                 processes = Processes(self._folder, self._report, tasks, terms, self._host, _environment())
                 await processes.open(known)
                 self._memory = NodeMemory(self._folder, self._name, self._host)
                 await self._memory.open(is_used=bool(processes.table.known))
-                tasks.every("shared memory sweep", SWEEP_S, self._memory.sweep)
+                self._sweeping = tasks.every("shared memory sweep", SWEEP_S, self._memory.sweep)
                 self._processes = processes
-                tasks.keep("raylet watch", _end_with_raylet)
         processes = self._ready(epoch)
         replace_text(self._gateway, gateway)
         assert self._memory is not None, "it was opened with the processes"
@@ -111,7 +122,7 @@ class NodeAgent:
         there = tuple(one for one in processes.table.known.values() if keep is None or one.id in keep)
         for one in [one for one in processes.table.known if keep is not None and one not in keep]:
             processes.stop(one, kill=True)
-        return NodeOpened(there, await self.look(epoch), sys.executable, os.getpid())
+        return NodeOpened(there, await self.look(epoch), sys.executable, os.getpid(), failures)
 
     async def poll(
         self,
@@ -129,6 +140,7 @@ class NodeAgent:
         if calls is not None and calls != self._calls:
             replace_text(self._folder / GATEWAYS, calls)
             self._calls = calls
+        assert self._tasks is not None, "they were made before the processes"
         if stamp is not None:
             processes.renewal = {"ask": "renew", "epoch": epoch, "stamp": stamp, "lease_s": lease_s}
             if processes.supervisor is not None:
@@ -141,7 +153,8 @@ class NodeAgent:
                     await asyncio.wait_for(self._came.wait(), POLL_S)
         busy = await self._gpus.measured(gpus) if gpus else {}
         self._check(epoch)
-        return NodeAnswer(now(), tuple(self._reports) if after is not None else (), processes.problem, busy)
+        reports, failures = tuple(self._reports) if after is not None else (), self._tasks.reasons()
+        return NodeAnswer(now(), reports, processes.problem, busy, failures)
 
     async def reserve(self, epoch: int, instance_id: str) -> int:
         """A port for an instance."""
@@ -177,6 +190,8 @@ class NodeAgent:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
     def _check(self, epoch: int) -> None:
         if epoch < self._epoch:

@@ -1,8 +1,10 @@
 """Planes of a cluster that come, go and are cut off, without Ray: its actors are called in this process."""
 
 import asyncio
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from bench.chaos.launcher import Failures, first_start_fails
+from pointsman.config.plan import PointsmanPlan
 from pointsman.config.revision import ManifestText
 from pointsman.control.events import ControllerEvent, Launched
 from pointsman.engines import LaunchSpec, Samples
@@ -20,10 +24,13 @@ from pointsman.runtimes.interface import Activity, ProcessOrder
 from pointsman.runtimes.machine.store import Store
 from pointsman.runtimes.ray import keeper as keeper_module
 from pointsman.runtimes.ray import links as links_module
+from pointsman.runtimes.ray import node as node_module
 from pointsman.runtimes.ray.cluster import Bookings, RayCluster, RayNode, RaySettings
 from pointsman.runtimes.ray.keeper import Keeper
 from pointsman.runtimes.ray.node import NodeAgent
 from pointsman.runtimes.ray.runtime import RayRuntime
+from pointsman.runtimes.tasks import Tasks
+from tests.architecture.house import kept_in
 from tests.runtimes.local.processes import eventually, is_alive
 
 SLEEP = "import time; time.sleep(600)"
@@ -298,6 +305,52 @@ def test_an_older_plane_that_runs_on_is_fenced_by_its_epoch(state: Path) -> None
         assert (await newer.started("m-3")) != pid
         await newer.close()
         assert not is_alive(pid)
+
+    asyncio.run(story())
+
+
+KEPT = ("runtimes/ray/links.py", "runtimes/ray/runtime.py")
+OF_NODES = ("runtimes/ray/node.py",)
+
+
+def test_each_background_task_of_a_plane_and_of_a_node_begins_again(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is to go on for ever, or until something is done; the plane names those of nodes too."""
+    told: list[str] = []
+    monkeypatch.setattr(Tasks, "complete", first_start_fails(told.append))
+    monkeypatch.setattr(node_module, "SWEEP_S", 0.05)
+
+    def names(what: str) -> Counter[str]:
+        return Counter(one.removeprefix(f"{what} ") for one in told if one.startswith(f"{what} "))
+
+    async def story() -> None:
+        world = World(state)
+        plane = LonePlane(world, "a")
+        await plane.start()
+        pid = await plane.started("m-1")
+        plane.runtime.look_at_workers(PointsmanPlan())
+        plane.runtime.stop("m-1", kill=True)
+        await eventually(lambda: not is_alive(pid), "it is stopped")
+        await eventually(lambda: "bookings" in names("again"), "its place is free")
+        tasks, of_node = plane.runtime.tasks, world.node._tasks
+        assert of_node is not None
+        for failing in (Failures(tasks, told.append), Failures(of_node, told.append)):
+            for _ in range(2):
+                failing.kill_all()
+                await eventually(lambda: names("killed") == names("again"), "all of them have begun again")
+        assert {name for file in (*KEPT, *OF_NODES) for name in kept_in(file)} <= {
+            re.escape(one) for one in names("killed")
+        }
+        expected = {name for file in KEPT for name in names("killed") if re.escape(name) in kept_in(file)}
+        expected |= {f"{one.name} of n1" for one in of_node.alive}
+        await eventually(lambda: expected <= tasks.failures().keys(), "the failures of the node are told")
+        named = "\n".join(tasks.problems())
+        assert {name for name in expected if f'background task "{name}" failed ' not in named} == set()
+        assert tasks.failures()["raylet watch of n1"] == 2
+        assert "FailedElsewhere: CancelledError: it was cancelled" in named
+        await plane.started("m-2")
+        await plane.close()
 
     asyncio.run(story())
 
