@@ -64,6 +64,7 @@ def run(name: str, settings: Settings, folder: Path) -> Outcome:
     with ExitStack() as stack:
         plane = scenario.open(folder, stack)
         plane.up(manifest(scenario))
+        plane.until(lambda: all(one["url"] for one in plane.status()["gateways"]), "gateways in other processes listen")
         with Load(
             plane.url,
             ["m"],

@@ -335,6 +335,56 @@ class KilledPlane(Scenario):
         return False
 
 
+class KilledGateways(Scenario):
+    name = "gateways"
+    what = "of two gateway processes, one is killed, then the other at the same time as an engine"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        with socket.socket() as taken:  # both listen on the same port
+            taken.bind(("127.0.0.1", 0))
+            self.gateway = {"listen": "127.0.0.1:{1}".format(*taken.getsockname()), "processes": 2}
+        self._ends: list[tuple[float, float]] = []
+        """From when to when each of them ended."""
+
+    def strike(self, plane: LivePlane) -> None:
+        self._kill(plane, "gateway-1")
+        self.expect(plane, lambda: self._are_up(plane), "another gateway-1")
+        time.sleep(BEFORE * self.settings.seconds)
+        before = plane.pids()
+        victim = min(before)
+        os.kill(before[victim], signal.SIGKILL)
+        self._kill(plane, "gateway-2")
+        self.expect(plane, lambda: self._are_up(plane), "another gateway-2")
+        self.expect(
+            plane, lambda: plane.pids().get(victim, before[victim]) != before[victim], "a new process for the engine"
+        )
+
+    def end(self, plane: LivePlane) -> None:
+        restarts = {one["name"]: one["restarts"] for one in plane.status()["gateways"]}
+        if restarts != {"gateway-1": 1, "gateway-2": 1}:
+            self.problems.append(f"gateways were restarted more or less than once: {restarts}")
+
+    def was_cut(self, sample: Sample) -> bool:
+        """Among its connections, or those that waited to be accepted."""
+        is_end = sample.verdict in (Verdict.LOST, Verdict.UNREACHABLE)
+        return is_end and any(sample.began <= until and since <= sample.ended for since, until in self._ends)
+
+    @property
+    def counts_survive(self) -> bool:
+        return False
+
+    def _are_up(self, plane: LivePlane) -> bool:
+        return all(one["connected"] and one["url"] for one in plane.status()["gateways"])
+
+    def _kill(self, plane: LivePlane, name: str) -> None:
+        [pid] = [one["pid"] for one in plane.status()["gateways"] if one["name"] == name]
+        since = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        self.expect(plane, lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
+        self._ends.append((since, time.monotonic()))
+
+
 class KilledSupervisor(Scenario):
     name = "supervisor"
     what = "the supervisor is killed, and all engines with it"
@@ -358,6 +408,7 @@ KINDS: Sequence[type[Scenario]] = (
     FewDescriptors,
     DeadTasks,
     KilledPlane,
+    KilledGateways,
     KilledSupervisor,
 )
 SCENARIOS = {kind.name: kind for kind in KINDS}

@@ -9,7 +9,7 @@ from bench.chaos.report import table
 from bench.chaos.run import run
 from bench.chaos.scenarios import SCENARIOS, Settings
 
-SECONDS = {"instances": 6.0, "plane": 5.0, "supervisor": 5.0}
+SECONDS = {"instances": 6.0, "plane": 5.0, "gateways": 5.0, "supervisor": 5.0}
 """Scenarios that need more than three."""
 
 
