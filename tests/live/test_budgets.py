@@ -1,9 +1,11 @@
 """Budgets of tenants on a real plane: however many requests come at once, one of them at most exceeds a budget."""
 
+import os
+import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import pointsman as pm
 from bench.chaos.planes import LivePlane
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import hashed, manifest, simulated
+from tests.live.test_gateway_processes import are_connected
+from tests.live.test_recovery import free_port
 
 PRICE = {"perMillionOutputTokens": 1_000_000}
 """An answer costs 1 per token."""
@@ -105,13 +109,14 @@ def test_models_that_applications_call_fit_into_the_budget(
     assert (usage["reserved"], usage["in_flight"]) == (0, 0)
 
 
-def spending_plane(plane: LivePlane) -> None:
+def spending_plane(plane: LivePlane, **gateway: Any) -> None:
     engine = {"tokensPerSecond": 50, "maxNumSeqs": 64}
     plane.up(
         manifest(
             simulated("m", 1, price=PRICE, parameters=engine),
             keys=[{"sha256": hashed("red"), "tenant": "red"}],
             tenants=[{"name": "red", "costBudget": BUDGET, "costPeriod": "1h", "requestsPerMinute": 600}],
+            **gateway,
         )
     )
 
@@ -120,6 +125,12 @@ def ask(plane: LivePlane, tokens: int) -> int:
     body = {"model": "m", "prompt": "x", "max_tokens": tokens, "ignore_eos": True}
     headers = {"authorization": "Bearer red"}
     return httpx.post(f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60).status_code
+
+
+def stream(plane: LivePlane, tokens: int) -> AbstractContextManager[httpx.Response]:
+    body = {"model": "m", "prompt": "x", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    headers = {"authorization": "Bearer red"}
+    return httpx.stream("POST", f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -152,11 +163,8 @@ def test_what_a_stream_has_used_survives_a_kill(tmp_path: Path) -> None:
     plane = LivePlane(tmp_path)
     try:
         spending_plane(plane)
-        body = {"model": "m", "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-        headers = {"authorization": "Bearer red"}
         came: list[float] = []
-        streaming = httpx.stream("POST", f"{plane.url}/v1/completions", json=body, headers=headers, timeout=60)
-        with suppress(httpx.HTTPError), streaming as answer:
+        with suppress(httpx.HTTPError), stream(plane, 1000) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     came.append(time.monotonic())
@@ -164,6 +172,47 @@ def test_what_a_stream_has_used_survives_a_kill(tmp_path: Path) -> None:
                     plane.kill()
         killed_at = came[-1]
         plane.up()
+        saved = tenant(plane, "red")["spent"]
+        assert saved >= sum(at < killed_at - 1.0 for at in came)
+        assert saved <= len(came) + 1
+        assert ask(plane, 1) == (429 if saved >= BUDGET else 200)
+    finally:
+        plane.close()
+
+
+@pytest.mark.parametrize("killed", ["plane", "gateway", "all"])
+def test_what_a_stream_has_used_survives_a_kill_of_any_process(tmp_path: Path, killed: str) -> None:
+    """With two gateway processes: all but the last second of it."""
+    plane = LivePlane(tmp_path)
+    try:
+        spending_plane(plane, processes=2, listen=f"127.0.0.1:{free_port()}")
+        plane.until(lambda: are_connected(plane), "both gateways listen")
+        pids = {one["name"]: one["pid"] for one in plane.status()["gateways"]}
+        came: list[float] = []
+        killed_at = 0.0
+        with suppress(httpx.HTTPError), stream(plane, 1000) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    came.append(time.monotonic())
+                if len(came) == 120:
+                    killed_at = came[-1]
+                    if killed != "gateway":
+                        plane.kill()
+                    if killed != "plane":  # the stream is at one of them
+                        for pid in pids.values():
+                            os.kill(pid, signal.SIGKILL)
+                    if killed == "plane":
+                        plane.up()
+                if killed == "plane" and len(came) == 170:
+                    break
+        if killed == "all":
+            plane.up()
+        plane.until(lambda: are_connected(plane), "both gateways listen")
+        if killed == "plane":
+            assert len(came) == 170, "the stream goes on without a plane"
+            kept = len(came) - sum(killed_at - 1.0 <= at <= killed_at for at in came)
+            plane.until(lambda: tenant(plane, "red")["spent"] >= kept, "the next plane is told the rest")
+            return
         saved = tenant(plane, "red")["spent"]
         assert saved >= sum(at < killed_at - 1.0 for at in came)
         assert saved <= len(came) + 1
