@@ -203,6 +203,8 @@ class Bank:
         self._tenants: dict[str, Tenant] = {}
         self._allotments: dict[str, dict[str, Allotment]] = {}
         """By gateway, then by tenant."""
+        self._early: list[tuple[str, Units]] = []
+        """Use of tenants that was reported before they were known: gateways of an earlier plane join early."""
         self._active: set[str] = set()
         """Tenants with use or unmet needs since the last division."""
         self._divided_at = 0.0
@@ -210,6 +212,10 @@ class Bank:
 
     def configure(self, specs: Sequence[TenantSpec]) -> None:
         self._tenants = self._book.tenants(specs)
+        early, self._early = self._early, []
+        for name, used in early:
+            if name in self._tenants:
+                _charge(self._tenants[name], used, self._clock())
 
     def joined(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
         """Add a gateway, with what an earlier plane has granted it and what it has used since."""
@@ -238,13 +244,12 @@ class Bank:
                 one.needed, one.needed_at = use.needed, now
             elif any(use.used):
                 one.needed = NONE  # the need is met, here or at another gateway
-            if master is not None and any(use.used):
-                if master.requests_left is not None:
-                    master.requests_left.refill(now)
-                    master.requests_left.take(use.used[0])
-                if master.tokens_left is not None:
-                    master.tokens_left.refill(now)
-                master.use(use.used[2], use.used[1], now)
+            if not any(use.used):
+                continue
+            if master is None:
+                self._early.append((name, use.used))
+            else:
+                _charge(master, use.used, now)
 
     def grants(self) -> dict[str, dict[str, Grant]]:
         """What gateways get and return now, by gateway and tenant."""
@@ -290,6 +295,15 @@ class Bank:
 
     def _of(self, gateway: str, tenant: str) -> Allotment:
         return self._allotments.setdefault(gateway, {}).setdefault(tenant, Allotment())
+
+
+def _charge(master: Tenant, used: Units, now: float) -> None:
+    if master.requests_left is not None:
+        master.requests_left.refill(now)
+        master.requests_left.take(used[0])
+    if master.tokens_left is not None:
+        master.tokens_left.refill(now)
+    master.use(used[2], used[1], now)
 
 
 def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float | None]:

@@ -167,3 +167,15 @@ def test_usage_that_was_not_reported_is_reported_later() -> None:
     tenant.admit(1, None, None, 0.0)
     granted.not_told(told)
     assert granted.usage()["t"].used[0] == 2.0
+
+
+def test_usage_that_is_told_before_a_plane_knows_its_tenants_is_charged() -> None:
+    """Gateways of an earlier plane join the next one as soon as it listens."""
+    gateways = Gateways(1, cost_budget=100.0, cost_period=1e6)
+    charge = gateways.admit("g0", 30, 0)
+    assert isinstance(charge, Charge)
+    charge.settle(Usage(input=30, output=0, cached=0), None, 0, gateways.now)
+    bank = Bank(UsageBook(), lambda: gateways.now)
+    bank.joined("g0", gateways.each["g0"].usage(whole=True))
+    bank.configure([gateways.spec])
+    assert bank.report(0.0)[0]["spent"] == 30.0
