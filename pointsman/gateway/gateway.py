@@ -39,7 +39,7 @@ from pointsman.routing.closing import LOOK_S
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.policy_runner import Watchdog
-from pointsman.runtimes.tasks import LoopClock, Tasks
+from pointsman.runtimes.tasks import BEAT, BEAT_S, LoopClock, LoopTurns, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
@@ -261,6 +261,8 @@ class Gateway:
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
         self._silences = SilenceWatch(self.traffic, self.upstream)
         self.tasks.every("silent instances", LOOK_S, self._silences.look)
+        self.turns = LoopTurns()
+        self.tasks.every(BEAT, BEAT_S, self.turns.beat)
         self.history = RequestHistory(settings.keep_records, self.traffic, self.admission)
         self.tasks.every("request records", COLLECT_S, self.history.collect)
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from pointsman.routing.records import Histogram
+
 FIRST_RETRY_S = 0.1
 """Pause after the first failure; it doubles with each further one."""
 MAX_RETRY_S = 5.0
@@ -16,6 +18,9 @@ CALM_S = 30.0
 """A task that has run for this long without failing starts again with the first pause."""
 SHOWN_S = 300.0
 """How long `status` shows the last failure of a task that runs again."""
+BEAT, BEAT_S = "loop beat", 0.005
+"""How often a loop is measured."""
+TURN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 
 
 class LoopClock:
@@ -32,6 +37,29 @@ class LoopClock:
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> asyncio.Handle:
         return self._loop.call_soon(call, *args)
+
+
+class LoopTurns:
+    """How long the turns of an event loop take. During a turn no other client is answered."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`cpu`: the processor time of the loop's thread."""
+        self.delay = Histogram(TURN_SECONDS)
+        """By how much a beat came late."""
+        self.busy = Histogram(TURN_SECONDS)
+        """The part of that in which the loop itself had the processor: what other programs take is not in it."""
+        self._clock, self._cpu = clock, cpu
+        self._at, self._used_s = clock(), cpu()
+
+    def beat(self) -> None:
+        """Called every `BEAT_S`, or later if a turn takes longer."""
+        now, used_s = self._clock(), self._cpu()
+        late_s = max(now - self._at - BEAT_S, 0.0)
+        self.delay.add(late_s)
+        self.busy.add(min(used_s - self._used_s, late_s))
+        self._at, self._used_s = now, used_s
 
 
 class TaskFailures:

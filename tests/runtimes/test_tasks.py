@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pointsman.runtimes import tasks as module
-from pointsman.runtimes.tasks import Tasks
+from pointsman.runtimes.tasks import TURN_SECONDS, LoopTurns, Tasks
 from tests.runtimes.local.processes import eventually
 
 
@@ -185,3 +185,21 @@ def test_old_failures_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tasks.failures() == {"call": 1}
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "used_s", "delay", "busy"),
+    [
+        (0.005, 0.005, 0.001, 0.001),  # on time, however much it has done
+        (0.105, 0.1, 0.1, 0.1),  # one turn that computed
+        (0.105, 0.0, 0.1, 0.001),  # other programs had the processor
+        (0.405, 0.03, 0.5, 0.035),
+    ],
+)
+def test_turns_of_a_loop_are_measured(took_s: float, used_s: float, delay: float, busy: float) -> None:
+    now = cpu = 0.0
+    turns = LoopTurns(lambda: now, lambda: cpu)
+    now, cpu = took_s, used_s
+    turns.beat()
+    assert [bound for bound, count in zip(TURN_SECONDS, turns.delay.counts, strict=False) if count] == [delay]
+    assert [bound for bound, count in zip(TURN_SECONDS, turns.busy.counts, strict=False) if count] == [busy]
