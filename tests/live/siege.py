@@ -64,6 +64,8 @@ class Siege:
         where = urlsplit(plane.url)
         self.host, self.port = where.hostname or "", where.port or 80
         self.pid = plane.process.pid
+        self.pids = [self.pid, *(one["pid"] for one in plane.status()["gateways"])]
+        """Of the plane and its gateways."""
         self.quiet_s = self.worst_s = 0.0
         self.quiet_turn_s = self.turn_s = 0.0
         """Processor time of the longest turn of the loops, rounded up to a bound of their histogram."""
@@ -85,8 +87,9 @@ class Siege:
         self.quiet_s = watcher.stop()["worst_s"]
         before = self._turns()
         self.quiet_turn_s = longest(first, before)
-        reset_peak(self.pid)
-        self.before_bytes = memory(self.pid, "VmRSS")
+        for pid in self.pids:
+            reset_peak(pid)
+        self.before_bytes = sum(memory(pid, "VmRSS") for pid in self.pids)
         counting = threading.Thread(target=self._count_files)
         counting.start()
         watcher = Watcher(self.host, self.port)
@@ -98,7 +101,7 @@ class Siege:
             self._ended.set()
             counting.join()
         self.worst_s = watched["worst_s"]
-        self.grown_bytes = memory(self.pid, "VmHWM") - self.before_bytes
+        self.grown_bytes = sum(memory(pid, "VmHWM") for pid in self.pids) - self.before_bytes
         time.sleep(FRESH_S)
         self.turn_s = longest(before, self._turns())
         print(
@@ -110,7 +113,8 @@ class Siege:
 
     def check(self, *, grown_mib: float, files: int = 400) -> None:
         """Others did not notice, and the attack was cheap."""
-        assert self.turn_s <= max(RATIO * self.quiet_turn_s, TURN_S), self.turn_s
+        turn_s = min(self.turn_s, self.worst_s)  # a turn during the attack is in both; not one before or after
+        assert turn_s <= max(RATIO * self.quiet_turn_s, TURN_S), turn_s
         assert self.worst_s <= MOST_S, self.worst_s
         assert self.load.unexpected() == []
         assert self.load.verdicts()["served"] > 0
@@ -129,7 +133,8 @@ class Siege:
     def _count_files(self) -> None:
         while not self._ended.wait(0.02):
             with suppress(OSError):
-                self.files = max(self.files, len(os.listdir(f"/proc/{self.pid}/fd")))  # noqa: PTH208 (faster)
+                each = [len(os.listdir(f"/proc/{pid}/fd")) for pid in self.pids]  # noqa: PTH208 (faster)
+                self.files = max(self.files, *each)
 
     # Attacking
 
