@@ -27,8 +27,6 @@ KEYS = {
 """Settings of a gateway that needs keys."""
 QUIET_S = 0.7
 """How long the plane is watched without an attack."""
-FRESH_S = 0.6
-"""After this, pages show what has happened; costly ones are shared for a while."""
 RATIO, TURN_S = 10.0, 0.05
 """Processor time of a turn of the loop: at most so many times that of the quiet plane, or this if that is more. It is
 ten times what one read of a socket may take. Other programs on the machine take wall time, but not this."""
@@ -102,7 +100,6 @@ class Siege:
             counting.join()
         self.worst_s = watched["worst_s"]
         self.grown_bytes = sum(memory(pid, "VmHWM") for pid in self.pids) - self.before_bytes
-        time.sleep(FRESH_S)
         self.turn_s = longest(before, self._turns())
         print(
             f"\n{self.name}: longest turn {1000 * self.turn_s:g} ms of processor time ({1000 * self.quiet_turn_s:g} ms "
@@ -124,11 +121,18 @@ class Siege:
     def _turns(self) -> dict[float, float]:
         """Turns of the loops of all gateways so far, by the upper bound of their processor time."""
         where = Request(f"{self.plane.url}/metrics", headers={"authorization": f"Bearer {self._key}"})
-        with urlopen(where, timeout=20.0) as answer:
-            text = answer.read().decode()
-        found = re.findall(r'^pointsman_loop_busy_seconds_bucket\{le="(.+)"\} (\d+)$', text, re.MULTILINE)
-        assert found
-        return {float(bound): float(count) for bound, count in found}
+
+        def read() -> dict[float, float]:
+            with urlopen(where, timeout=20.0) as answer:
+                text = answer.read().decode()
+            found = re.findall(r'^pointsman_loop_busy_seconds_bucket\{le="(.+)"\} (\d+)$', text, re.MULTILINE)
+            return {float(bound): float(count) for bound, count in found}
+
+        seen = now = read()
+        while seen == now:  # pages are shared for a while: this one may be older than the attack
+            time.sleep(0.02)
+            now = read()
+        return now
 
     def _count_files(self) -> None:
         while not self._ended.wait(0.02):
