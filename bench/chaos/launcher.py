@@ -120,8 +120,10 @@ def watch_tasks() -> None:
         failures = Failures(self, tell)
         loop.add_signal_handler(signal.SIGUSR1, failures.kill_all)
 
-    def repeat(self: RepeatedCall, tasks: Tasks, name: str, interval_s: float, call: Callable[[], None]) -> None:
-        repeated(self, tasks, name, min(interval_s, MAX_INTERVAL_S), call)
+    def repeat(
+        self: RepeatedCall, tasks: Tasks, name: str, interval_s: float | Callable[[], float], call: Callable[[], None]
+    ) -> None:
+        repeated(self, tasks, name, interval_s if callable(interval_s) else min(interval_s, MAX_INTERVAL_S), call)
 
     Tasks.__init__ = make  # type: ignore[method-assign]
     Tasks.complete = first_start_fails(tell)  # type: ignore[method-assign,assignment]

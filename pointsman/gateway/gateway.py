@@ -12,6 +12,7 @@ from pointsman.errors import listed, nearest, shown
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.known_bodies import LONG_BYTES, KnownBodies
+from pointsman.gateway.long_bodies import LongBodies
 from pointsman.gateway.messages import COUNT_TOKENS, MESSAGES
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
@@ -25,7 +26,7 @@ from pointsman.gateway.openai import (
     read_body,
     usage_question,
 )
-from pointsman.gateway.other_apis import MessagesApi, OtherApi
+from pointsman.gateway.other_apis import MessagesApi, OtherApi, boundary_of
 from pointsman.gateway.records import COLLECT_S, RequestHistory
 from pointsman.gateway.silence import SilenceWatch
 from pointsman.gateway.tenants import Charge, Tenant
@@ -39,7 +40,7 @@ from pointsman.routing.closing import LOOK_S
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.policy_runner import Watchdog
-from pointsman.runtimes.tasks import LoopClock, Tasks
+from pointsman.runtimes.tasks import LoopClock, LoopTurns, Tasks
 from pointsman.runtimes.traffic import Traffic, only_lane
 
 INFERENCE = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
@@ -66,6 +67,8 @@ class GatewayPage(NamedTuple):
     """Returns the sender's tenant, or None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
     methods: Sequence[bytes] = ()
     """The permitted methods; empty: the page checks them itself."""
+    reads_json: Callable[[HttpRequest], bool] | None = None
+    """Whether the body of a request is parsed as JSON; None: never."""
 
 
 def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
@@ -253,14 +256,17 @@ class Gateway:
         self.draining = False
         """No new requests are accepted; those in flight are finished."""
         self.pages = Pages(settings)
-        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _reads_json))
         self._arrivals = ArrivalBatch(self.upstream)
         self.bodies = KnownBodies()
+        self.long_bodies = LongBodies(loop)
         self.tasks = Tasks(loop)
         """Background work of the gateway, and of the plane behind it."""
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
         self._silences = SilenceWatch(self.traffic, self.upstream)
         self.tasks.every("silent instances", LOOK_S, self._silences.look)
+        self.turns = LoopTurns()
+        self.tasks.every("loop beat", self.turns.interval_s, self.turns.beat)
         self.history = RequestHistory(settings.keep_records, self.traffic, self.admission)
         self.tasks.every("request records", COLLECT_S, self.history.collect)
 
@@ -274,7 +280,7 @@ class Gateway:
         self.traffic.prefix_index_bytes = settings.max_prefix_index_bytes
         self.admission.configure(settings)
         self.pages.hosts = HostCheck(settings)
-        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE))
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _reads_json))
         self.history.configure(settings.max_record_bytes)
 
     # Connections
@@ -307,7 +313,18 @@ class Gateway:
         except NotAdmitted as error:
             self.history.turn_away(client, request, error)
         else:
-            page.serve(client, request, tenant)
+            if len(request.body) < LONG_BYTES or page.reads_json is None or not page.reads_json(request):
+                page.serve(client, request, tenant)
+            else:
+
+                def serve(problem: str) -> None:
+                    if problem:
+                        error = NotAdmitted(413, problem, "body_too_complex")
+                        self.history.turn_away(client, request, error, tenant)
+                    else:
+                        page.serve(client, request, tenant)
+
+                self.long_bodies.add(client, request.body, serve)
 
     def infer(
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
@@ -391,7 +408,7 @@ class Gateway:
     @property
     def in_flight(self) -> int:
         """Requests that were admitted and are not answered."""
-        return len(self.upstream.in_flight)
+        return len(self.upstream.in_flight) + len(self.long_bodies)
 
 
 class ArrivalBatch:
@@ -435,6 +452,10 @@ class ArrivalBatch:
             )
             in_flight.refuse(Refusal(Outcome.REJECTED_OTHER, Reason("undecided", {"error": type(error).__name__})))
             return ()
+
+
+def _reads_json(http: HttpRequest) -> bool:
+    return http.path in INFERENCE or boundary_of(http.headers.get(b"content-type", b"")) is None
 
 
 def _api_of(http: HttpRequest, traffic: Traffic) -> OtherApi:

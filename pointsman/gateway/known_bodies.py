@@ -36,6 +36,9 @@ SAMPLE_BYTES = 16
 MAX_ENDS = 64
 """Maximum number of element ends that are remembered per body."""
 
+MAX_COMMAS, MAX_ELEMENTS = 50_000, 4096
+"""Bodies with more are not remembered: their elements would have to be told apart one by one."""
+
 BRACE = ord("{")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 _elements = msgspec.json.Decoder(list[Raw]).decode
@@ -136,9 +139,13 @@ class KnownBodies:
         """Remember the beginning of a body that was read, if its messages can be separated."""
         messages = memoryview(read.messages)
         start = body.find(messages[:KEY_BYTES])
+        if bytes(messages).count(b",") > MAX_COMMAS:
+            return
         try:
             elements = _elements(messages)
         except (msgspec.DecodeError, RecursionError):
+            return
+        if len(elements) > MAX_ELEMENTS:
             return
         ends, at = [], start + 1
         for raw in elements:

@@ -12,6 +12,7 @@ from pointsman.errors import PointsmanError, command, listed, nearest, shown
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.records import SEARCHED, AnyRecord, newest_first, stored_of
+from pointsman.routing.records import Record
 from pointsman.runtimes.event_log import THE_PLANE, Asker
 
 AskGateways: TypeAlias = Callable[[str, dict[str, str]], Awaitable[list[Any]]]
@@ -89,7 +90,20 @@ def record_at(gateway: Gateway, applications: Applications | None, request_id: s
     found = found or gateway.history.kept_of(request_id)
     if found is None:
         return None
-    return {**found.as_dict(), "arrived": _date(found.arrived_at, now), "text": str(found)}
+    closed = {name: _date(until, now) for name, until in _closed_until(found).items()}
+    lines = [str(found), *(f"{name} gets no requests until {until}" for name, until in closed.items())]
+    arrived = _date(found.arrived_at, now)
+    return {**found.as_dict(), "arrived": arrived, "closed_until": closed, "text": "\n".join(lines)}
+
+
+def _closed_until(found: AnyRecord) -> dict[str, float]:
+    """Until when instances got no requests that were ejected or paused when a request was last tried."""
+    if not isinstance(found, Record):
+        return {}
+    each = list(found.reasons().items())
+    for profile in () if found.trace is None else found.trace.profiles:
+        each += [(str(one), why) for _, rejected in profile.stages for one, why in rejected]
+    return {name: why.facts["until"] for name, why in each if why.code in ("ejected", "paused")}
 
 
 def newest_at(

@@ -95,6 +95,12 @@ class GatewayMetrics:
         page.counter(
             "closed_idle_connections", "Idle connections closed for new ones.", {(): gateway.clients.closed_idle}
         )
+        page.histogram(
+            "loop_delay_seconds", "How late the event loop was, every 5 to 50 ms.", {(): gateway.turns.delay}
+        )
+        page.histogram(
+            "loop_busy_seconds", "Processor time of the event loop while it was late.", {(): gateway.turns.busy}
+        )
         self._requests(page)
         _decisions(page, gateway.traffic.lanes.values())
         _now(page, gateway.traffic.lanes.values())

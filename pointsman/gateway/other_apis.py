@@ -37,6 +37,8 @@ from pointsman.types import MAX_NAME, ExecutionInstance
 
 LACKING = frozenset({404, 405, 501})
 """Statuses with which an engine may say that it lacks a path."""
+MAX_FORM_FIELDS = 1000
+"""Maximum number of fields, because they are searched one by one."""
 
 
 class OtherApi:
@@ -105,9 +107,12 @@ def boundary_of(content_type: bytes) -> bytes | None:
 
 
 def _form_field(body: bytes, boundary: bytes, name: bytes) -> tuple[int, int] | None:
-    """The position of a field's value; None if the form has no such field."""
-    at = body.find(boundary)
+    """The position of a field's value; None if the form has no such field. Raises `BadRequest`."""
+    at, count = body.find(boundary), 0
     while at >= 0:
+        count += 1
+        if count > MAX_FORM_FIELDS:
+            raise BadRequest(f"the form has more than {MAX_FORM_FIELDS} fields")
         head_end = body.find(b"\r\n\r\n", at)
         end = body.find(b"\r\n" + boundary, head_end)
         if head_end < 0 or end < 0:

@@ -23,7 +23,7 @@ from pointsman.gateway.connection import GatewayConnection, PendingAnswer
 from pointsman.gateway.gateway import READ, WRITE, Gateway, GatewayPage
 from pointsman.gateway.listeners import ReservedAddress
 from pointsman.gateway.metrics import Labels, Page, counters_of, merged
-from pointsman.gateway.pages import PROMETHEUS
+from pointsman.gateway.pages import PROMETHEUS, SharedPage
 from pointsman.gateway.pipelines.applications import Applications
 from pointsman.gateway.process import LINK, PAGES, REPORTS
 from pointsman.gateway.records import recall, store
@@ -426,7 +426,8 @@ class MergedMetrics:
         """The counters of gateways that have ended."""
         self._answered: dict[str, tuple[int, int, float, int]] = {}
         """The totals of ended gateways' answers, by deployment."""
-        self._making: asyncio.Task[str] | None = None
+        self._page = SharedPage(self._merged)
+        self._making: asyncio.Task[bytes] | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
     def serve(self, client: GatewayConnection, request: HttpRequest, tenant: Tenant | None) -> None:
@@ -437,16 +438,21 @@ class MergedMetrics:
         task.add_done_callback(self._serving.discard)
 
     async def _answer(self, running: PendingAnswer) -> None:
-        if self._making is None or self._making.done():  # otherwise all requests that arrive meanwhile share one page
-            self._making = self._gateway.loop.create_task(self.text())
-        text = await asyncio.shield(self._making)
+        content = self._page.cached
+        if content is None:
+            if self._making is None or self._making.done():  # else all that arrive meanwhile share one page
+                self._making = self._gateway.loop.create_task(self._make())
+            content = await asyncio.shield(self._making)
         if running.client is not None:
-            running.client.answer(200, text.encode(), PROMETHEUS)
+            running.client.answer(200, content, PROMETHEUS)
 
-    async def text(self) -> str:
+    async def _make(self) -> bytes:
         self._last |= await self._inquiries.by_name("metrics", {})
+        return self._page.rendered(self._merged)
+
+    def _merged(self) -> bytes:
         own = self._gateway.metrics.text(self._gateway)
-        return merged([own, *self._last.values(), self._ended])
+        return merged([own, *self._last.values(), self._ended]).encode()
 
     def totals(self, deployment: str, members: Iterable[LinkedGateway]) -> list[tuple[int, int, float, int]]:
         """The totals of all gateways; see `GatewayMetrics.totals`."""

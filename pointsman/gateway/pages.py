@@ -12,30 +12,39 @@ from pointsman.http.heads import HttpRequest
 from pointsman.runtimes.traffic import Lane, Traffic
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-CHEAP_S = 0.005
-"""A page that takes less processor time than this is rendered for each request, and so is always current."""
-AGE_PER_COST = 20.0
-"""Any other page is rendered again only when its age is this many times its cost, so that it takes at most 5 % of a
-core, however many clients request it."""
+PAGE_SHARE = 0.05
+"""Each page takes at most this share of a core, however many clients request it."""
+PAGE_CREDIT_S = 0.02
+"""Processor time that a page may take at once after it has taken none for a while: until then, it is always current."""
 
 
 class SharedPage:
-    """A page that may be costly to render. If it is, clients share a cached copy."""
+    """A page that may be costly to render. If it is, or is requested very often, clients share a cached copy."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
         self._content: bytes | None = None
-        self._made_at = 0.0
-        self._cost_s = 0.0
+        self._credit_s = PAGE_CREDIT_S
+        self._credited_at = time.monotonic()
+
+    @property
+    def cached(self) -> bytes | None:
+        """The copy, if it must do for now."""
+        now = time.monotonic()
+        self._credit_s = min(self._credit_s + (now - self._credited_at) * PAGE_SHARE, PAGE_CREDIT_S)
+        self._credited_at = now
+        return self._content if self._credit_s <= 0.0 else None
 
     def content(self) -> bytes:
-        now = time.monotonic()
-        if self._content is None or now - self._made_at >= self._cost_s * AGE_PER_COST:
-            began = time.thread_time()  # exclude time that other processes use
-            self._content = self._make()
-            cost_s = time.thread_time() - began
-            self._made_at, self._cost_s = time.monotonic(), cost_s if cost_s > CHEAP_S else 0.0
-        return self._content
+        content = self.cached
+        return self.rendered(self._make) if content is None else content
+
+    def rendered(self, make: Callable[[], bytes]) -> bytes:
+        """Render it by this function, and keep a copy."""
+        began = time.thread_time()  # exclude time that other processes use
+        content = self._content = make()
+        self._credit_s -= time.thread_time() - began
+        return content
 
     def forget(self) -> None:
         """Render it again for the next request, because a request has changed its content."""

@@ -198,6 +198,7 @@ class RequestParser:
             return
         self._head = None
         request = self._reading = head.request
+        head.request = NO_REQUEST  # the reader is part of a cycle: its garbage must not keep the body
         is_chunked = b"transfer-encoding" in request.headers
         if is_chunked:
             self._chunks = ChunkReader(is_request=True)

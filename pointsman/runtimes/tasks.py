@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pointsman.errors import PointsmanError
+from pointsman.routing.records import Histogram
 
 FIRST_RETRY_S = 0.1
 """Pause after the first failure; it doubles with each further one."""
@@ -18,6 +19,9 @@ CALM_S = 30.0
 """A task that has run for this long without failing starts again with the first pause."""
 SHOWN_S = 300.0
 """How long `status` shows the last failure of a task that runs again."""
+BEAT_S, BUSY_BEAT_S = 0.05, 0.005
+"""How often a loop is measured; the second while it uses a quarter of a core or more."""
+TURN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 
 
 class FailedElsewhere(PointsmanError):
@@ -38,6 +42,37 @@ class LoopClock:
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> asyncio.Handle:
         return self._loop.call_soon(call, *args)
+
+
+class LoopTurns:
+    """How long the turns of an event loop take. During a turn no other client is answered."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`cpu`: the processor time of the loop's thread."""
+        self.delay = Histogram(TURN_SECONDS)
+        """By how much a beat came late."""
+        self.busy = Histogram(TURN_SECONDS)
+        """The part of that in which the loop itself had the processor: what other programs take is not in it."""
+        self._clock, self._cpu = clock, cpu
+        self._at, self._used_s = clock(), cpu()
+        self._awaited_s = self._scheduled_s = self._next_s = BEAT_S
+
+    def interval_s(self) -> float:
+        """The time to the next beat. Called before the present one is measured."""
+        self._awaited_s, self._scheduled_s = self._scheduled_s, self._next_s
+        return self._scheduled_s
+
+    def beat(self) -> None:
+        """Called after the last interval, or later if a turn takes longer."""
+        now, used_s = self._clock(), self._cpu()
+        used_s, self._used_s = used_s - self._used_s, used_s
+        took_s, self._at = now - self._at, now
+        late_s = max(took_s - self._awaited_s, 0.0)
+        self.delay.add(late_s)
+        self.busy.add(min(used_s, late_s))
+        self._next_s = BUSY_BEAT_S if used_s > took_s / 4 else BEAT_S
 
 
 class TaskFailures:
@@ -105,21 +140,27 @@ class KeptTask:
 class RepeatedCall:
     """A call that is made at intervals."""
 
-    def __init__(self, tasks: "Tasks", name: str, interval_s: float, call: Callable[[], None]) -> None:
+    def __init__(
+        self, tasks: "Tasks", name: str, interval_s: float | Callable[[], float], call: Callable[[], None]
+    ) -> None:
         self.name = name
         self.call = call
         self._tasks = tasks
         self._interval_s = interval_s
-        self._timer = tasks.loop.call_later(interval_s, self._due)
+        self._timer = tasks.loop.call_later(self._wait_s(), self._due)
 
     def cancel(self) -> None:
         self._tasks.alive.discard(self)
         self._timer.cancel()
 
+    def _wait_s(self) -> float:
+        return self._interval_s() if callable(self._interval_s) else self._interval_s
+
     def _due(self) -> None:
+        wait_s = self._wait_s()
         # Schedule the next call first, whatever this one raises.
-        self._timer = self._tasks.loop.call_later(self._interval_s, self._due)
-        self._tasks.attempt(self.name, self.call, retry_s=self._interval_s)
+        self._timer = self._tasks.loop.call_later(wait_s, self._due)
+        self._tasks.attempt(self.name, self.call, retry_s=wait_s)
 
 
 class Tasks:
@@ -136,7 +177,8 @@ class Tasks:
     def complete(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> KeptTask:
         return self._add(KeptTask(self, name, work, once=True))
 
-    def every(self, name: str, interval_s: float, call: Callable[[], None]) -> RepeatedCall:
+    def every(self, name: str, interval_s: float | Callable[[], float], call: Callable[[], None]) -> RepeatedCall:
+        """`interval_s`: a function if it changes."""
         made = RepeatedCall(self, name, interval_s, call)
         self.alive.add(made)
         return made

@@ -130,24 +130,6 @@ def _is_package(module: str) -> bool:
     return (PACKAGE.parent / Path(*module.split(".")) / "__init__.py").exists()
 
 
-def main() -> None:
-    """Print the figures."""
-    sizes = lines().values()
-    print("files", len(sizes))
-    print("lines", sum(sizes))
-    print("median", median(sizes))
-    print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in sizes))
-    print("... with one importer", len(short_modules_with_one_importer()))
-    print("... that are neither a plugin nor a command", len(fragments()))
-    print("class names defined twice", len(repeated_class_names()))
-    print(f"classes with more than {MANY_METHODS} methods", len(classes_with_many_methods()))
-    print(f"modules of more than {LONG_LINES} lines", long_modules())
-
-
-if __name__ == "__main__":
-    main()
-
-
 KEEPS = ("keep", "complete", "every")
 """The methods of `Tasks` that start background work; the first argument is its name."""
 
@@ -174,3 +156,21 @@ def _task_name(node: ast.AST, source: Path) -> str:
         return "".join(re.escape(str(one.value)) if isinstance(one, ast.Constant) else ".+" for one in name.values)
     assert isinstance(name, ast.Constant), f"a name that is not written here: {ast.unparse(name)}"
     return re.escape(str(name.value))
+
+
+def main() -> None:
+    """Print the figures."""
+    sizes = lines().values()
+    print("files", len(sizes))
+    print("lines", sum(sizes))
+    print("median", median(sizes))
+    print(f"modules of at most {SHORT_LINES} lines", sum(count <= SHORT_LINES for count in sizes))
+    print("... with one importer", len(short_modules_with_one_importer()))
+    print("... that are neither a plugin nor a command", len(fragments()))
+    print("class names defined twice", len(repeated_class_names()))
+    print(f"classes with more than {MANY_METHODS} methods", len(classes_with_many_methods()))
+    print(f"modules of more than {LONG_LINES} lines", long_modules())
+
+
+if __name__ == "__main__":
+    main()

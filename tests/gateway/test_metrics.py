@@ -240,6 +240,9 @@ def test_metrics_after_failures_only(make_bed: MakeBed, data: bytes) -> None:
 # Pages that are costly to make
 
 
+COST_S = 0.005
+
+
 def burn(cpu_s: float) -> None:
     until = time.thread_time() + cpu_s
     while time.thread_time() < until:
@@ -247,29 +250,43 @@ def burn(cpu_s: float) -> None:
 
 
 def test_a_costly_page_is_shared_until_it_is_twenty_times_as_old_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, made = 1000.0, 0
+    now, used, made = 1000.0, 50.0, 0
 
     def make() -> bytes:
-        nonlocal made
+        nonlocal made, used
         made += 1
-        burn(0.01)
+        used += 0.1
         return b"%d" % made
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "thread_time", lambda: used)
     page = SharedPage(make)
     assert [page.content() for _ in range(5)] == [b"1"] * 5
-    now += 0.19
+    now += 1.5  # of the 2 s that 0.1 s are worth, less the credit at the beginning
     assert page.content() == b"1"
-    now += 10.0  # it took 10 ms, or a little more
+    now += 0.2
     assert page.content() == b"2"
     page.forget()
     assert page.content() == b"3"
 
 
-def test_a_cheap_page_is_made_for_each_request() -> None:
-    made = iter(range(100))
-    page = SharedPage(lambda: b"%d" % next(made))
-    assert [page.content() for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+def test_a_cheap_page_is_made_for_each_request_unless_there_are_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used, made = 1000.0, 50.0, 0
+
+    def make() -> bytes:
+        nonlocal made, used
+        made += 1
+        used += 0.001
+        return b"%d" % made
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "thread_time", lambda: used)
+    page = SharedPage(make)
+    assert [page.content() for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
+    for _ in range(1000):
+        now += 0.001
+        page.content()
+    assert made <= 2 + (pages.PAGE_CREDIT_S + 1.0 * pages.PAGE_SHARE) / 0.001, "1,005 requests in a second"
 
 
 def test_an_error_is_not_a_page() -> None:
@@ -289,7 +306,7 @@ def test_metrics_of_many_models_take_a_bounded_share_of_the_loop(make_bed: MakeB
     bed = make_bed({}, *deployments)
     made: list[float] = []
     bed.gateway.metrics.sources.append(lambda _: made.append(time.monotonic()))
-    bed.gateway.metrics.sources.append(lambda _: burn(pages.CHEAP_S))
+    bed.gateway.metrics.sources.append(lambda _: burn(COST_S))
     for number in range(150):
         bed.gateway.metrics.of(f"d{number}").total.add(0.1)
     client, began = bed.client(), time.monotonic()
@@ -297,7 +314,7 @@ def test_metrics_of_many_models_take_a_bounded_share_of_the_loop(make_bed: MakeB
         client.send(PAGE * 10)
         bodies = {client.read_response().body for _ in range(10)}
         assert all(b'pointsman_request_seconds_count{deployment="d149"} 1' in body for body in bodies)
-    most = 1 + (time.monotonic() - began) / (pages.CHEAP_S * pages.AGE_PER_COST)
+    most = 1 + (pages.PAGE_CREDIT_S + (time.monotonic() - began) * pages.PAGE_SHARE) / COST_S
     assert len(made) <= most, "100 requests"
 
 

@@ -26,6 +26,7 @@ from tests.gateway.grpc.grpc_bed import refusal
 from tests.live import pipeline_nodes as nodes
 from tests.live.manifests import manifest, simulated
 from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, memory, statuses
+from tests.live.test_gateway_processes import are_connected
 
 CHAT = "/v1/chat/completions"
 WITH_KEY = f"authorization: Bearer {KEY}"
@@ -235,6 +236,96 @@ def test_heads_and_bodies_byte_by_byte_disturb_no_client(plane: LivePlane) -> No
 
         assert list(pool.map(send, range(20))) == [[200]] * 20
     siege.check(grown_mib=32)
+
+
+# Large JSON
+
+
+def filled(element: bytes, size: int, start: bytes = b'{"model":"m","messages":[', end: bytes = b"]}") -> bytes:
+    """A body of about this size, of many equal elements."""
+    return start + b",".join([element] * (size // (len(element) + 1))) + end
+
+
+LARGE_JSON: Mapping[str, Callable[[int], tuple[bytes, int]]] = {
+    "one string": lambda size: (chat(messages=[{"role": "user", "content": "x" * size}]), 400),
+    "lists": lambda size: (filled(b"[]", size), 413),
+    "mappings": lambda size: (filled(b'{"a":{}}', size), 413),
+    "messages": lambda size: (filled(b'{"role":"user","content":"hi"}', size), 413),
+    "numbers": lambda size: (filled(b"1", size), 413),
+    "fields": lambda size: (filled(b'"a":1', size, b'{"model":"m",', b"}"), 413),
+    "blanks": lambda size: (b" " * size + chat(), 413),
+    "lists in lists": lambda size: (b'{"model":"m","messages":' + b"[" * size, 413),
+    "quotation marks": lambda size: (filled(b'""', size), 413),
+}
+"""Bodies, and how they are answered if they are large. One string is read, and too long for the engine."""
+
+
+@pytest.mark.parametrize("what", LARGE_JSON)
+def test_large_json_disturbs_no_client(plane: LivePlane, what: str) -> None:
+    body, status = LARGE_JSON[what](BIG)
+    with Siege(plane, f"6 x 31 MB of JSON: {what}").laid() as siege, ThreadPoolExecutor(6) as pool:
+        request = siege.post(CHAT, body, WITH_KEY)
+        answers = list(pool.map(lambda one: siege.send(one, 60.0), [request] * 6))
+    assert [statuses(answer) for answer in answers] == [[status]] * 6
+    siege.check(grown_mib=6 * 31 * 2 + 64)
+
+
+# A hundred at once
+
+
+def hundred(plane: LivePlane, name: str, request: Callable[[Siege], bytes], *expected: int) -> None:
+    """Send a request on each of 100 connections, the last byte of all of them at the same time."""
+    with Siege(plane, f"100 x {name}").laid() as siege, ThreadPoolExecutor(100) as pool:
+        sent, gate = request(siege), threading.Barrier(100)
+
+        def send(_: int) -> list[int]:
+            with siege.connect(60.0) as connection:
+                with suppress(OSError):  # it is refused before all is sent
+                    connection.sendall(sent[:-1])
+                gate.wait()
+                return statuses(exchange(connection, sent[-1:]))
+
+        answers = list(pool.map(send, range(100)))
+    assert {status for answer in answers for status in answer} == set(expected)
+    siege.check(grown_mib=100 * 2 * len(sent) / MIB + 64, files=800)
+
+
+def pages(path: str, count: int) -> Callable[[Siege], bytes]:
+    def request(siege: Siege) -> bytes:
+        one = f"GET {path} HTTP/1.1\r\nhost: {siege.host}:{siege.port}\r\n{WITH_KEY}\r\n"
+        return f"{one}\r\n".encode() * (count - 1) + f"{one}connection: close\r\n\r\n".encode()
+
+    return request
+
+
+NEARLY_LARGE = 900_000
+"""Such bodies are parsed without being counted."""
+HUNDREDS: Mapping[str, tuple[Callable[[Siege], bytes], int]] = {
+    "20 pipelined GET /metrics": (pages("/metrics", 20), 200),
+    "20 pipelined GET /v1/models/unknown": (pages("/v1/models/nn", 20), 404),
+    "900 kB of numbers": (lambda siege: siege.post(CHAT, filled(b"1", NEARLY_LARGE), WITH_KEY), 400),
+    "900 kB of mappings": (lambda siege: siege.post(CHAT, filled(b'{"a":{}}', NEARLY_LARGE), WITH_KEY), 400),
+    "2 MB of mappings": (lambda siege: siege.post(CHAT, filled(b'{"a":{}}', 2 * MIB), WITH_KEY), 413),
+    "a session of 1 MB": (lambda siege: siege.post(CHAT, chat(pointsman={"session": "x" * MIB}), WITH_KEY), 400),
+    "2 MB without a key": (lambda siege: siege.post(CHAT, bytes(2 * MIB)), 401),
+}
+
+
+@pytest.mark.parametrize("name", HUNDREDS)
+def test_a_hundred_hostile_connections_disturb_no_client(plane: LivePlane, name: str) -> None:
+    request, status = HUNDREDS[name]
+    hundred(plane, name, request, status)
+
+
+def test_attacks_on_two_gateway_processes(tmp_path: Path) -> None:
+    plane = LivePlane(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(plane.close)
+        idle = [{**simulated(f"idle-{number}", 0), "lifecycle": {}} for number in range(100)]
+        plane.up(manifest(simulated("m", 2), *idle, processes=2, listen=f"127.0.0.1:{free_port()}", **KEYS))
+        plane.until(lambda: are_connected(plane), "both gateways listen")
+        for name, (request, status) in HUNDREDS.items():
+            hundred(plane, f"{name}, two processes", request, status)
 
 
 # Decoders

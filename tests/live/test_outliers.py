@@ -1,6 +1,7 @@
 """Engines that answer with errors of their own: their peers serve the requests, and they are ejected for a time."""
 
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -59,9 +60,13 @@ def test_explain_and_metrics_name_an_ejected_instance(live: LivePlane) -> None:
         shown = live.pointsman("status").stdout
         newest = live.admin.get("requests")["requests"][0]["request_id"]
         why = live.pointsman("explain", newest).stdout
+        record = live.admin.get("requests", newest)
     assert "ejected, " in shown
     assert "it answered 404 to" in shown
     assert "ejected: " in why
+    assert "m-2 gets no requests until 20" in why
+    arrived, until = (datetime.fromisoformat(one) for one in (record["arrived"], record["closed_until"]["m-2"]))
+    assert timedelta(0) < until - arrived <= timedelta(seconds=4.1), "ejectionMax is 4 s"
     inject_fault(live.instances()["m-2"]["url"], None)
 
 

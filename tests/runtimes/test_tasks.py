@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pointsman.runtimes import tasks as module
-from pointsman.runtimes.tasks import Tasks
+from pointsman.runtimes.tasks import BEAT_S, BUSY_BEAT_S, TURN_SECONDS, LoopTurns, Tasks
 from tests.runtimes.local.processes import eventually
 
 
@@ -185,3 +185,35 @@ def test_old_failures_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tasks.failures() == {"call": 1}
 
     run(story)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "used_s", "delay", "busy"),
+    [
+        (BEAT_S, BEAT_S, 0.001, 0.001),  # on time, however much it has done
+        (BEAT_S + 0.09, 0.09, 0.1, 0.1),  # one turn that computed
+        (BEAT_S + 0.09, 0.0, 0.1, 0.001),  # other programs had the processor
+        (BEAT_S + 0.4, 0.03, 0.5, 0.035),
+    ],
+)
+def test_turns_of_a_loop_are_measured(took_s: float, used_s: float, delay: float, busy: float) -> None:
+    now = cpu = 0.0
+    turns = LoopTurns(lambda: now, lambda: cpu)
+    assert turns.interval_s() == BEAT_S
+    now, cpu = took_s, used_s
+    turns.interval_s()
+    turns.beat()
+    assert [bound for bound, count in zip(TURN_SECONDS, turns.delay.counts, strict=False) if count] == [delay]
+    assert [bound for bound, count in zip(TURN_SECONDS, turns.busy.counts, strict=False) if count] == [busy]
+
+
+def test_a_busy_loop_is_measured_more_often() -> None:
+    now = cpu = 0.0
+    turns = LoopTurns(lambda: now, lambda: cpu)
+    found = [turns.interval_s()]
+    for used_s in (0.04, 0.04, 0.004, 0.0, 0.0):
+        now, cpu = now + found[-1], cpu + used_s
+        found.append(turns.interval_s())
+        turns.beat()
+    assert found == [BEAT_S, BEAT_S, BUSY_BEAT_S, BUSY_BEAT_S, BUSY_BEAT_S, BEAT_S]
+    assert turns.delay.counts[0] == 5, "every beat was on time"

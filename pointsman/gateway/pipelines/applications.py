@@ -232,7 +232,10 @@ class Applications:
                 body = _field_error(error) if isinstance(error, BadInput) else None
                 self._gateway.history.turn_away(client, http, refused(error), tenant, application.name, body=body)
 
-        return GatewayPage(page, self._gateway.admission.tenant_of, WRITE)
+        def reads_json(http: HttpRequest) -> bool:
+            return not application.ingress and not has_arguments(http)
+
+        return GatewayPage(page, self._gateway.admission.tenant_of, WRITE, reads_json)
 
     def admitted(self, name: str, http: HttpRequest, tenant: Tenant | None) -> RequestContext:
         """The origin of the request, and its deadline. Raises `NotAdmitted`."""
