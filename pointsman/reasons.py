@@ -5,7 +5,7 @@ code reads it back: to recognise or to group reasons, compare codes and facts. d
 """
 
 from collections.abc import Iterable, Mapping
-from math import isfinite
+from math import isclose, isfinite
 from typing import Any
 
 import msgspec
@@ -39,6 +39,10 @@ class Reason(msgspec.Struct, frozen=True):
         """With facts that JSON can carry, so that it can be stored and read again."""
         return Reason(self.code, _plain(self.facts))
 
+    def is_like(self, other: "Reason") -> bool:
+        """Whether both have the same code and facts; figures may differ by a fifth."""
+        return self.code == other.code and _alike(_plain(self.facts), _plain(other.facts))
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON carries it: code and facts for programs, text for people."""
         return {"code": self.code, "facts": _plain(self.facts), "text": str(self)}
@@ -69,6 +73,20 @@ def counted(rejections: Iterable[tuple[object, Reason]]) -> list[Counted]:
         Counted(code, len(group), str(group[0][0]), group[0][1].facts, all(one == group[0][1] for _, one in group[1:]))
         for code, group in groups.items()
     ]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Compare plain facts; texts of reasons among them do not count."""
+    match one, other:
+        case ({"code": code, "facts": facts}, {"code": code_of_other, "facts": facts_of_other}):
+            return bool(code == code_of_other) and _alike(facts, facts_of_other)
+        case (dict(), dict()):
+            return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+        case (list(), list()):
+            return len(one) == len(other) and all(map(_alike, one, other))
+        case (int() | float(), int() | float()):
+            return isclose(one, other, rel_tol=0.2)
+    return bool(one == other)
 
 
 def _plain(value: Any) -> Any:

@@ -134,7 +134,7 @@ class DeploymentRow:
         config = data.get("user_config") or {}
         self.awaited: int = config.get("awaited", 0)
         """Number of replicas that do not have their user config yet."""
-        self.refused: list[str] = config.get("problems") or []
+        self.refused: list[str] = [one["text"] for one in config.get("problems") or ()]
         """Errors of replicas that refused theirs."""
 
     @property
@@ -217,7 +217,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     workers = [_worker_row(one) for one in status.get("workers") or ()]
     if workers:
         lines += ["", text_table(WORKER_HEADS, workers)]
-    problems = [paint(f"problem: {problem}", "red") for problem in status["problems"]]
+    problems = [paint(f"problem: {one['text']}", "red") for one in status["problems"]]
     return "\n".join([*lines, *([""] if problems else []), *problems])
 
 

@@ -17,6 +17,7 @@ from pointsman.config.plan import ApplicationPlan, DeploymentPlan, PointsmanPlan
 from pointsman.control.desired import Desired, DesiredEndpoint
 from pointsman.errors import ConfigError, PointsmanError, UnknownName, why_unusable
 from pointsman.pipeline.sources import Sources
+from pointsman.reasons import Reason
 
 
 class ManifestText(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class Revision(msgspec.Struct, frozen=True):
     """What the manifest builds."""
     deployed: Mapping[str, Deployed] = {}
     """Applications beside the manifest, by name."""
-    broken: Mapping[str, str] = {}
+    broken: Mapping[str, Reason] = {}
     """Stored applications that no longer load, and why."""
 
     @property
@@ -155,7 +156,7 @@ def load_revision(
             more = revision.with_application(document, plan)
             more.plan()
         except ConfigError as error:
-            broken[name] = f'application "{name}" is not in force, because it no longer loads: {error}'
+            broken[name] = Reason("application-broken", {"application": name, "error": str(error)})
         else:
             revision = more
     return msgspec.structs.replace(revision, broken=broken)
@@ -196,26 +197,26 @@ class EndpointsFile(msgspec.Struct):
     seen: tuple[int, int, int] | None = None
     """(inode, time of change, size) when it was last read; None if it was missing."""
     endpoints: tuple[DesiredEndpoint, ...] = ()
-    problem: str = ""
+    problem: Reason | None = None
 
     def read(self, plan: DeploymentPlan) -> bool:
         """Read it if it has changed. Returns whether it lists other endpoints now."""
         try:
             stat = self.path.stat()
         except OSError as error:
-            gone = f"{self.path}: {why_unusable(self.path, error)}"
-            self.problem = f"{gone}; the endpoints that it last listed are kept" if self.endpoints else gone
+            facts = {"file": str(self.path), "error": why_unusable(self.path, error), "kept": len(self.endpoints)}
+            self.problem = Reason("endpoints-file-unreadable", facts)
             self.seen = None
             return False
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if seen == self.seen:
             return False
-        self.seen, self.problem = seen, ""
+        self.seen, self.problem = seen, None
         before = self.endpoints
         try:
             self.endpoints = load_endpoints(self.path, [endpoint.name for endpoint in plan.desired.endpoints])
         except ConfigError as error:
-            self.problem = f"{error}; the endpoints that it last listed are kept"
+            self.problem = Reason("endpoints-file-invalid", {"file": str(self.path), "error": str(error)})
         return self.endpoints != before
 
 
@@ -249,7 +250,7 @@ class EndpointsFiles:
             wanted[name] = msgspec.structs.replace(deployment, endpoints=(*deployment.endpoints, *more))
         return Desired(wanted)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Which files cannot be read, and why."""
         return [file.problem for file in self._files.values() if file.problem]
 

@@ -174,7 +174,7 @@ class Embedded:
         return {
             **status,
             "ready": status["ready"] and is_listening(members),
-            "problems": [*status["problems"], *problems],
+            "problems": [*status["problems"], *(one.as_dict() for one in problems)],
             "url": self.url,
             "tenants": gateway.tenants(),
             "gateways": [one.status() for one in members],

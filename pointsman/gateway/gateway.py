@@ -222,15 +222,13 @@ class Clients(set[GatewayConnection]):
         self.closed_idle += len(longest)
         return bool(longest)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Settings that do not take effect as configured."""
         wanted, allowed = self._gateway.limits.max_connections, self.limit
         if wanted is None or allowed == wanted:
             return []
-        return [
-            f"gateway.limits.maxConnections is {wanted}, but {self.max_files} open files allow only {allowed}; "
-            "raise the limit (ulimit -n) or lower the setting"
-        ]
+        facts = {"max_connections": wanted, "open_files": self.max_files, "allowed": allowed}
+        return [Reason("connections-limited", facts)]
 
 
 class Gateway:

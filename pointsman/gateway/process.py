@@ -40,6 +40,7 @@ from pointsman.gateway.shares import GrantedTenants, divided
 from pointsman.http.buffers import keep_freed_memory
 from pointsman.http.client import NoResponse, StreamedResponse
 from pointsman.http.heads import HttpRequest
+from pointsman.reasons import Reason
 from pointsman.replica.handles import LOOPBACK, PlaneAddress
 from pointsman.runtimes.interface import Unsaved
 from pointsman.runtimes.link import (
@@ -226,7 +227,7 @@ class LinkedRecords:
         if told:
             self._link.tell_later(RecordLines(told))
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     async def close(self) -> None: ...
@@ -411,11 +412,11 @@ class GatewayProcess:
         self._stopped.set()
 
 
-def _problems(gateway: Gateway, now: float) -> list[str]:
+def _problems(gateway: Gateway, now: float) -> list[Reason]:
     name = gateway.history.gateway.removeprefix("@")
     own = [*gateway.clients.problems(), *gateway.upstream.problems(now)]
-    tasks = [f"{name}: {problem}" for problem in gateway.tasks.problems()]  # the plane has some of the same names
-    return [*own, *tasks, *scheduling_problems(gateway.traffic.lanes.values())]
+    tasks = [one.having(gateway=name) for one in gateway.tasks.problems()]  # the plane has some of the same names
+    return [one.plain() for one in (*own, *tasks, *scheduling_problems(gateway.traffic.lanes.values()))]
 
 
 def _answer(process: GatewayProcess, asked: Inquiry) -> Any:

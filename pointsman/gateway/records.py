@@ -212,10 +212,10 @@ class RecordFile:
         if self._waiting and (self._writing is None or self._writing.done()):
             self._writing = self._loop.run_in_executor(None, self._write, self._taken())
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         if not self._why:
             return []
-        return [str(Reason("records-not-stored", {"file": str(self._path), "error": self._why, "lost": self.dropped}))]
+        return [Reason("records-not-stored", {"file": str(self._path), "error": self._why, "lost": self.dropped})]
 
     async def close(self) -> None:
         """Try once more to write the waiting lines."""
@@ -278,7 +278,7 @@ class RecordSink(Protocol):
 
     def append(self, lines: Iterable[bytes]) -> None: ...
 
-    def problems(self) -> list[str]: ...
+    def problems(self) -> list[Reason]: ...
 
     async def close(self) -> None: ...
 
@@ -386,7 +386,7 @@ class RequestHistory:
         if self._file is not None:
             self._file.max_bytes = max_bytes
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return [] if self._file is None else self._file.problems()
 
     async def close(self) -> None:

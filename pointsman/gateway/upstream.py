@@ -320,9 +320,9 @@ class Unsent:
         count, _, at = self._by_cause.get(cause, (0, why, now))
         self._by_cause[cause] = (count + 1 if now - at < LATELY_S else 1, why, now)
 
-    def problems(self, now: float) -> list[str]:
+    def problems(self, now: float) -> list[Reason]:
         return [
-            str(Reason("requests-not-sent", {"requests": count, "cause": cause, "error": why}))
+            Reason("requests-not-sent", {"requests": count, "cause": cause, "error": why})
             for cause, (count, why, at) in self._by_cause.items()
             if now - at < LATELY_S
         ]
@@ -420,10 +420,10 @@ class Upstream:
             if in_flight.instance_id == instance_id:
                 in_flight.let_go()
 
-    def problems(self, now: float) -> list[str]:
+    def problems(self, now: float) -> list[Reason]:
         """Recent problems."""
         strict = sorted(name for name, takes in self.takes_usage.items() if not takes)
-        unreported = [str(Reason("usage-refused", {"instances": strict}))] if strict else []
+        unreported = [Reason("usage-refused", {"instances": strict})] if strict else []
         return self.unsent.problems(now) + unreported
 
     def pool_of(self, instance: ExecutionInstance) -> ConnectionPool:

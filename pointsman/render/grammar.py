@@ -146,6 +146,15 @@ def phase_changed(facts: Facts) -> str:
     return f"{facts['instance']}: {change}{f': {why}' if why else ''}"
 
 
+def task_failed(facts: Facts) -> str:
+    times = "once" if facts["failures"] == 1 else f"{facts['failures']} times"
+    then = "it goes on" if facts["retry_s"] is None else f"it is tried again in {facts['retry_s']:.1f} s"
+    of = f"{facts['gateway']}: " if "gateway" in facts else ""
+    return of + 'background task "{task}" failed {times}, last {ago_s:.0f} s ago ({error}); {then}'.format(
+        **facts, times=times, then=then
+    )
+
+
 def given_up(facts: Facts) -> str:
     first, *others = facts["instances"]
     subject = f"{first} and {len(others)} more are" if others else f"{first} is"

@@ -11,6 +11,7 @@ from pointsman.render.grammar import (
     removes_all,
     room_after_moving,
     setting_changed,
+    task_failed,
     unplaced,
     user_config_changed,
     words,
@@ -129,4 +130,65 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
     "paths lead there; apply the manifest from a folder that is there",
     "machine-not-seen": remedied("the resources of this machine cannot be detected, so the last known ones stay"),
+    "machine-not-detected": "the resources of this machine cannot be detected, so instances get no places: {error}",
+    "gpus-not-detected": lambda facts: (
+        f"{facts['gpus']} NVIDIA GPU{'s are' if facts['gpus'] > 1 else ' is'} plugged in and cannot be asked; install "
+        "the driver, and pip install nvidia-ml-py"
+    ),
+    "connections-limited": "gateway.limits.maxConnections is {max_connections}, but {open_files} open files allow only "
+    "{allowed}; raise the limit (ulimit -n) or lower the setting",
+    "gateway-not-as-configured": "{gateway}: {error}",
+    "task-failed": task_failed,
+    "store-behind": "{file} cannot be written for {since_s:.0f} s now ({error}); {changes} changes wait to be stored. "
+    "Requests, repair and scaling go on; changes by operators are refused",
+    "supervisor-gone": "the supervisor of the engine processes is gone; another is being started",
+    "no-supervisor": "no supervisor can be started: {error}",
+    "supervisor-confused": "the plane and its supervisor did not understand each other: {why}",
+    # What is not as the documents say
+    "endpoints-file-unreadable": either(
+        "kept", 0, "{file}: {error}", "{file}: {error}; the endpoints that it last listed are kept"
+    ),
+    "endpoints-file-invalid": "{error}; the endpoints that it last listed are kept",
+    "application-broken": 'application "{application}" is not in force, because it no longer loads: {error}',
+    "code-edited": "{instance} runs code that was edited since it was deployed; to put the edited code in force for "
+    "all, deploy or apply it again",
+    "user-config-not-sent": "{instance} could not be told its user config: {error}",
+    "user-config-refused": "{instance} refused its user config: {error}",
+    "metrics-not-read": "the metrics of {instance} could not be read {failures} times in a row: {why}",
+    "metric-not-read": '"{deployment}": metric "{metric}" cannot be read from {url}: {error}',
+    "metric-useless": either(
+        "found",
+        None,
+        '"{deployment}": metric "{metric}": its query finds nothing at {url}',
+        '"{deployment}": metric "{metric}": its query gives {found} at {url}',
+    ),
+    "scaling-policy-fails": 'the scaling policy {policy} of "{deployment}" {why}; the target stays {target}',
+    "policy-call-stuck": 'a call of {policy}, which decides about "{deployment}" no more, does not return; it takes a '
+    "core or a thread until the plane is started again",
+    "router-settings-unusable": "request_router_kwargs of {deployment} cannot be used: {error}; {policy} decides",
+    # Ray
+    "worker-silent": either(
+        "left_s",
+        None,
+        "worker {worker} has not answered for {silent_s:.0f} s: {error}",
+        "worker {worker} has not answered for {silent_s:.0f} s: {error}; what it runs ends within {left_s:.0f} s",
+    ),
+    "on-worker": "on {worker}: {why}",
+    "lease-ended": "its lease has ended, and everything with it",
+    "keeper-silent": either(
+        "in_doubt",
+        False,
+        "the keeper of the state does not answer: {error}",
+        "the keeper of the state does not answer: {error}; another plane may rule the cluster, so this one starts and "
+        "stops nothing until it does",
+    ),
+    "plane-replaced": "{error}; this one does nothing any more: stop it",
+    "plane-outdated": "{error}",
+    "state-not-stored": "the state is not stored: {error}; changes wait",
+    "no-ray-storage": "the state is in the memory of the cluster, and lost with the node that holds it; name a folder "
+    "that all nodes reach with --storage",
+    "ray-nodes-unknown": "Ray does not tell its nodes: {error}",
+    "ray-nodes-alike": "two Ray nodes are called {name}; start one with --node-name",
+    "ray-gpus-unknown": "Ray node {worker} has {gpus} GPUs of unknown memory, which are not used: install nvidia-ml-py "
+    "there, or start it with --labels {label}=24Gi",
 }

@@ -85,8 +85,8 @@ class MetricSources:
             custom.close()
         self._gpu_usage.close()
 
-    def problems(self) -> list[str]:
-        return [f'"{name}": {why}' for name, one in self._custom.items() for why in one.problems()]
+    def problems(self) -> list[Reason]:
+        return [why for name, one in self._custom.items() for why in one.problems(name)]
 
     def replicas(self, deployments: Iterable[ScaledDeployment]) -> dict[str, ReplicaCounts]:
         instances = self._controller.instances()
@@ -139,7 +139,7 @@ class CustomMetrics:
         self.interval_s = 1.0
         self._replicas = replicas
         self._tell = tell
-        self._problems: dict[str, str] = {}
+        self._problems: dict[str, Reason] = {}
         self._task: Timer | None = None
 
     def start(self, tasks: BackgroundTasks, deployment: str) -> None:
@@ -150,8 +150,8 @@ class CustomMetrics:
         if self._task is not None:
             self._task.cancel()
 
-    def problems(self) -> list[str]:
-        return list(self._problems.values())
+    def problems(self, deployment: str) -> list[Reason]:
+        return [why.having(deployment=deployment) for why in self._problems.values()]
 
     async def _follow(self) -> None:
         while True:
@@ -177,14 +177,17 @@ class CustomMetrics:
         try:
             value = await answer_of(query)
         except NoResponse as error:
-            self._problems[query.name] = f'metric "{query.name}" cannot be read from {query.url}: {error}'
+            facts = {"metric": query.name, "url": query.url, "error": str(error)}
+            self._problems[query.name] = Reason("metric-not-read", facts)
         else:
             if value is not None and isfinite(value):
                 self._problems.pop(query.name, None)
                 self._tell(query.name, value)
                 return
-            found = "finds nothing" if value is None else f"gives {value}"
-            self._problems[query.name] = f'metric "{query.name}": its query {found} at {query.url}'
+            found = None if value is None else str(value)
+            self._problems[query.name] = Reason(
+                "metric-useless", {"metric": query.name, "url": query.url, "found": found}
+            )
 
 
 class Result(msgspec.Struct):
@@ -252,7 +255,7 @@ class PolicyCalls(Protocol):
         """Look again when policies are due: one may be due earlier now."""
         ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Problems: calls of replaced policies that do not return."""
         ...
 
@@ -347,7 +350,7 @@ class PlaneScaling:
     def each(self) -> list[ScaledDeployment]:
         return list(self._autoscaler.deployments.values())
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return [*self._sources.problems(), *self._loop.problems(), *policy_problems(self.each())]
 
     # Carrying out decisions
@@ -448,19 +451,16 @@ class PolicyLoop:
     def wake(self) -> None:
         self._woken.set()
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         current = self._autoscaler.policies
         self._runners = {
             policy: runner
             for policy, runner in self._runners.items()
             if runner.is_running or current.get(policy.plan.key) is policy
         }
-        return [
-            f'a call of {policy_name(one.plan.plan.policy)}, which decides about "{one.plan.name}" no more, '
-            "does not return; it takes a core or a thread until the plane is started again"
-            for one in self._runners
-            if current.get(one.plan.key) is not one
-        ]
+        left = [one.plan for one in self._runners if current.get(one.plan.key) is not one]
+        facts = [{"policy": policy_name(one.plan.policy), "deployment": one.name} for one in left]
+        return [Reason("policy-call-stuck", one) for one in facts]
 
     async def _run(self) -> None:
         while True:

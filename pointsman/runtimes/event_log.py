@@ -65,7 +65,7 @@ class EventStore(Protocol):
 
     def append(self, lines: Iterable[bytes]) -> None: ...
 
-    def problems(self) -> list[str]: ...
+    def problems(self) -> list[Reason]: ...
 
     async def close(self) -> None: ...
 
@@ -100,7 +100,7 @@ class EventLog:
         self._store = store
         self._append(newer)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Why events are not stored."""
         return [] if self._store is None else self._store.problems()
 

@@ -78,7 +78,7 @@ class LinkedGateway:
         self.ahead_s = 0.0
         """By how much our clock is ahead of its clock."""
         self.last = LinkReport(0.0, {}, {}, {}, {})
-        self.problems: list[str] = []
+        self.problems: list[Reason] = []
         self.problem = ""
         """Why it does not serve as the documents demand."""
         self.unstarted = ""
@@ -156,11 +156,15 @@ class GatewayGroup:
             max(worked, default=float("-inf")),
         )
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         told = [why for one in self.members.values() for why in one.problems]
-        lost = [str(one.unavailability()) for one in self.members.values() if one.send is None]
-        wrong = [f"{one.name.removeprefix('@')}: {one.problem}" for one in self.members.values() if one.problem]
-        return [*dict.fromkeys(told), *lost, *wrong]
+        lost = [one.unavailability() for one in self.members.values() if one.send is None]
+        wrong = [
+            Reason("gateway-not-as-configured", {"gateway": one.name.removeprefix("@"), "error": one.problem})
+            for one in self.members.values()
+            if one.problem
+        ]
+        return [*(why for index, why in enumerate(told) if why not in told[:index]), *lost, *wrong]
 
 
 class SharedTraffic:
@@ -229,7 +233,7 @@ class SharedTraffic:
     def warmth(self) -> dict[str, float]:
         return self._local.warmth()
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return [*self._local.problems(), *self.group.problems()]
 
     # Gateways

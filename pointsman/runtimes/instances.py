@@ -138,12 +138,8 @@ class LoadedCode:
         """Forget all others."""
         self._edited.intersection_update(instance_ids)
 
-    def problems(self) -> list[str]:
-        return [
-            f"{name} runs code that was edited since it was deployed; to put the edited code in force for all, deploy "
-            "or apply it again"
-            for name in sorted(self._edited)
-        ]
+    def problems(self) -> list[Reason]:
+        return [Reason("code-edited", {"instance": name}) for name in sorted(self._edited)]
 
 
 def _key(source: str) -> str:

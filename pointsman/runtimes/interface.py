@@ -82,7 +82,7 @@ class BackgroundTasks(Protocol):
         """Report a failure. `retry_s`: when the work is tried again; None if it continues by itself."""
         ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Problems: what failed lately, how often, and when it is tried again."""
         ...
 
@@ -240,7 +240,7 @@ class Runtime(RuntimeParts, Protocol):
         """
         ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Present problems, and what to do about them, for `status`."""
         ...
 
@@ -318,7 +318,7 @@ class Probes(Protocol):
         """Read the metrics of an instance soon, because it rested and was sent a request."""
         ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Which metrics cannot be read, and why."""
         ...
 

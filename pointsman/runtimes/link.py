@@ -213,7 +213,7 @@ class LinkReport(LinkMessage, frozen=True):
     in_flight: int = 0
     requests: int = 0
     """Total number of requests that were answered."""
-    problems: list[str] | None = None
+    problems: list[Reason] | None = None
     """The new values; None: unchanged."""
     summaries: dict[str, tuple[int, int, float, int]] | None = None
     """By deployment: answered requests, errors, total seconds of ended requests, and their number; None: as before."""

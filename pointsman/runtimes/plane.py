@@ -166,6 +166,17 @@ class Plane:
         scaled = {one.name: {"scaling": scaling_summary(one)} for one in self.scaling.each()}
         desired = self.control.controller.desired or Desired()
         deployments = deployments_status(desired, instances, self.traffic.status, internal, now)
+        problems = [
+            *given_up(instances),
+            *self.documents.files.problems(),
+            *self.instances.loaded_code.problems(),
+            *self.instances.user_configs.problems(),
+            *self.runtime.problems(),
+            *self.documents.revision.broken.values(),
+            *self.scaling.problems(),
+            *self.runtime.tasks.problems(),
+            *self.traffic.problems(),
+        ]
         return {
             "ready": self.ready,
             **self.runtime.facts(),
@@ -176,17 +187,7 @@ class Plane:
                 for one in deployments
             ],
             "applications": applications_status(self.documents.plan_in_force),
-            "problems": [
-                *map(str, given_up(instances)),
-                *self.documents.files.problems(),
-                *self.instances.loaded_code.problems(),
-                *self.instances.user_configs.problems(),
-                *self.runtime.problems(),
-                *self.documents.revision.broken.values(),
-                *self.scaling.problems(),
-                *self.runtime.tasks.problems(),
-                *self.traffic.problems(),
-            ],
+            "problems": [one.as_dict() for one in problems],
         }
 
     # What is in force

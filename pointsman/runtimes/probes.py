@@ -371,9 +371,9 @@ class HttpProbes:
     def unfollow(self, instance_id: str) -> None:
         self._scrapes.unfollow(instance_id)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         unread = [
-            f"the metrics of {name} could not be read {one.failures} times in a row: {one.why}"
+            Reason("metrics-not-read", {"instance": name, "failures": one.failures, "why": one.why})
             for name, one in self._scrapes.followed.items()
             if one.failures > 1
         ]
@@ -381,7 +381,7 @@ class HttpProbes:
         unmade = [error for error, at in self._unmade.values() if at > since]  # some instances may be gone by now
         counts, causes = Counter(error.local for error in unmade), {error.local: str(error) for error in unmade}
         return unread + [
-            str(Reason("probes-not-made", {"instances": counts[cause], "cause": cause, "error": causes[cause]}))
+            Reason("probes-not-made", {"instances": counts[cause], "cause": cause, "error": causes[cause]})
             for cause in sorted(causes)
         ]
 

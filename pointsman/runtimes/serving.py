@@ -124,7 +124,7 @@ class PlaneTraffic(Protocol):
         """Blocks in the prefix cache of each instance, where a plugin knows that."""
         ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Problems of policies and plugins."""
         ...
 
@@ -180,7 +180,7 @@ class LocalTraffic:
     def warmth(self) -> dict[str, float]:
         return warmth(self.lanes.lanes.values())
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return scheduling_problems(self.lanes.lanes.values())
 
     def counts(self, deployment: str) -> RequestCounts:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.routing.records import Histogram
 
 FIRST_RETRY_S = 0.1
@@ -86,12 +87,10 @@ class TaskFailures:
         self.retry_at: float | None = None
         """When it is tried again; None if it continues by itself."""
 
-    def problem(self, name: str, now: float) -> str:
-        times = "once" if self.count == 1 else f"{self.count} times"
-        ago = f"{now - self.at:.0f} s ago"
-        retried = self.retry_at is None or self.retry_at <= now
-        then = "it goes on" if retried else f"it is tried again in {(self.retry_at or now) - now:.1f} s"
-        return f'background task "{name}" failed {times}, last {ago} ({self.why}); {then}'
+    def problem(self, name: str, now: float) -> Reason:
+        retry_s = None if self.retry_at is None or self.retry_at <= now else self.retry_at - now
+        facts = {"task": name, "failures": self.count, "ago_s": now - self.at, "error": self.why, "retry_s": retry_s}
+        return Reason("task-failed", facts)
 
 
 class KeptTask:
@@ -198,7 +197,7 @@ class Tasks:
             told = {"message": f'pointsman: background task "{name}" failed', "exception": error}
             self.loop.call_exception_handler(told)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         now = time.monotonic()
         return [one.problem(name, now) for name, one in self._failures.items() if now - one.at < SHOWN_S]
 

@@ -288,7 +288,7 @@ def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
     return {name: float(index.held(name)) for index in known for name in index.servers}
 
 
-def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
+def scheduling_problems(lanes: Collection[Lane]) -> list[Reason]:
     """Problems of the policies and plugins of lanes."""
     each = [(lane.name, producer) for lane in lanes for producer in prefix_producers(lane)]
     short = [Reason("prefix-index-full", _fullness(name, one)) for name, one in each if one.index.memory.is_short]
@@ -301,7 +301,7 @@ def scheduling_problems(lanes: Collection[Lane]) -> list[str]:
         for name, one in useless
         if one.count
     ]
-    return [str(reason) for reason in (*short, *merged, *misbehaving, *wrong, *shadow_problems(lanes))]
+    return [*short, *merged, *misbehaving, *wrong, *shadow_problems(lanes)]
 
 
 def _fullness(deployment: str, producer: ApproxPrefixCacheProducer) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import msgspec
 from pointsman.control.desired import Address
 from pointsman.errors import shown
 from pointsman.http.client import NoResponse, fetch
+from pointsman.reasons import Reason
 from pointsman.wire import CallFailed
 
 CONFIGURE_TIMEOUT_S = 30.0
@@ -24,7 +25,7 @@ class ConfiguredReplica(msgspec.Struct):
     """JSON; None if unknown, because an earlier plane configured it."""
     address: Address | None = None
     """None if it is not in service."""
-    problem: str = ""
+    problem: Reason | None = None
 
 
 MAX_REFUSAL = 500
@@ -68,14 +69,14 @@ class UserConfigs:
         for instance_id, replica in self._replicas.items():
             self._update(instance_id, replica)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return [replica.problem for replica in self._replicas.values() if replica.problem]
 
     def status_of(self, deployment: str) -> dict[str, Any]:
         """How many replicas do not have their config yet, and the errors of those that refused it; empty if none."""
         mine = [(name, one) for name, one in self._replicas.items() if one.deployment == deployment]
         awaited = sum(name in self._sending for name, _ in mine)
-        refused = [one.problem for _, one in mine if one.problem]
+        refused = [one.problem.as_dict() for _, one in mine if one.problem]
         return {"user_config": {"awaited": awaited, "problems": refused}} if awaited or refused else {}
 
     def close(self) -> None:
@@ -101,12 +102,12 @@ class UserConfigs:
                 address, "POST", CONFIGURE_PATH, config, timeout_s=CONFIGURE_TIMEOUT_S, headers=headers
             )
         except NoResponse as error:  # sent again by the next `retry`
-            replica.problem = f"{instance_id} could not be told its user config: {error}"
+            replica.problem = Reason("user-config-not-sent", {"instance": instance_id, "error": str(error)})
         else:
             replica.config = config
             why = str(CallFailed.from_answer(answer.status, answer.body))
-            refused = f"{instance_id} refused its user config: {shown(why, MAX_REFUSAL)}"
-            replica.problem = "" if answer.status < 300 else refused
+            refused = Reason("user-config-refused", {"instance": instance_id, "error": shown(why, MAX_REFUSAL)})
+            replica.problem = None if answer.status < 300 else refused
         finally:
             if self._sending.get(instance_id) is asyncio.current_task():  # otherwise the replica was removed meanwhile
                 del self._sending[instance_id]

@@ -213,7 +213,7 @@ class ScaledDeployment:
     def report_trouble(self, now: float) -> ScalingRecord | None:
         """A record if instances fail to run, or run again; None if that was reported before."""
         replicas = self.observed.replicas
-        if not self._reported_trouble.is_due("" if replicas.trouble is None else str(replicas.trouble), now):
+        if not self._reported_trouble.is_due(replicas.trouble, now):
             return None
         if replicas.trouble is None:
             return self.note(Reason("all-run-again"), now) if replicas.ready else None
@@ -332,11 +332,14 @@ def load_history(one: ScaledDeployment, load: Load, now: float) -> dict[str, Any
     }
 
 
-def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[str]:
+def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[Reason]:
+    failing = [(one, one.guard.problem) for one in deployments if one.guard.problem is not None]
     return [
-        f'the scaling policy {one.policy_name} of "{one.name}" {one.guard.problem}; the target stays {one.target}'
-        for one in deployments
-        if one.guard.problem is not None
+        Reason(
+            "scaling-policy-fails",
+            {"policy": one.policy_name, "deployment": one.name, "why": why, "target": one.target},
+        )
+        for one, why in failing
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pointsman.reasons import Reason
+from pointsman.reasons import Reason, reason_of
 from pointsman.scaling.calendar import in_utc
 from pointsman.scaling.limits import ScalingLimits
 from pointsman.scaling.policy import DeploymentView, Wish, parse_answer, restored, savable_state
@@ -263,11 +263,11 @@ class Guard:
             after, bounds = within(state.override.replicas, self.limits)
             reasons, by = [state.override.reason("override")], state.override.who
         state.set_target(after, now)
-        reported = state.problem.text
-        problem = ("", "") if self.problem is None else (str(self.problem), self.problem.code)
-        is_due = state.problem.is_due(problem[0], now, problem[1])
+        reported = state.problem.last
+        is_due = state.problem.is_due(self.problem, now, "" if self.problem is None else self.problem.code)
         recovered = is_due and self.problem is None
-        is_due |= state.refused.is_due(wish.refused, now)
+        refused = reason_of(self.policy_name, wish.refused) if wish.refused else None
+        is_due |= state.refused.is_due(refused, now)
         if after == before and not is_due and ended is None:
             return None
         if ended is not None:

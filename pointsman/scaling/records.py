@@ -82,19 +82,20 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ReportThrottle(msgspec.Struct):
     """Decides whether a state is worth a record: when a problem begins, changes or ends, but not too often."""
 
-    text: str = ""
-    """What was last reported; empty: no problem."""
+    last: Reason | None = None
+    """What was last reported; None: no problem."""
     reported: dict[str, float] = {}
     """When a problem of each kind was last reported."""
 
-    def is_due(self, text: str, now: float, kind: str = "") -> bool:
-        """Whether to report this; if so, it counts as reported. A problem of another kind is always news."""
-        if text == self.text:
+    def is_due(self, problem: Reason | None, now: float, kind: str = "") -> bool:
+        """Whether to report this; if so, it counts as reported. A problem of another kind is always news; about the
+        same figures are none."""
+        known, at = self.last, self.reported.get(kind)
+        if problem is known or (problem is not None and known is not None and problem.is_like(known)):
             return False
-        at = self.reported.get(kind)
-        if text and at is not None and 0 <= now - at < REPORT_INTERVAL_S:
+        if problem is not None and at is not None and 0 <= now - at < REPORT_INTERVAL_S:
             return False
-        self.text = text
-        if text:
+        self.last = None if problem is None else problem.plain()
+        if problem is not None:
             self.reported[kind] = now
         return True

@@ -10,6 +10,7 @@ import yaml
 
 from pointsman.cli.main import main
 from pointsman.config import load_application
+from pointsman.reasons import Reason
 from tests.cli.planes import Plane, deployment, instance, pointsman
 
 PIPELINE = """\
@@ -148,7 +149,8 @@ def test_a_refused_user_config_fails_the_deployment_and_is_in_the_status(
     plane: Plane, built: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plane.answers["POST", "applications"] = OPENED
-    refused = {"awaited": 0, "problems": ["shop.m1-1 refused its user config: ValueError: bad"]}
+    problem = Reason("user-config-refused", {"instance": "shop.m1-1", "error": "ValueError: bad"})
+    refused = {"awaited": 0, "problems": [problem.as_dict()]}
     plane.answers["GET", "applications/shop"] = seen(instance("shop.m1-1"), user_config=refused)
     assert main(["deploy", str(built)]) == 1
     assert "shop.m1: shop.m1-1 refused its user config: ValueError: bad" in capsys.readouterr().err

@@ -47,7 +47,13 @@ MIXED = status(
         waiting=12,
     ),
     url="http://127.0.0.1:8080",
-    problems=["servers.yaml: No such file or directory"],
+    problems=[
+        {
+            "code": "endpoints-file-unreadable",
+            "facts": {"file": "servers.yaml", "error": "No such file or directory", "kept": 0},
+            "text": "servers.yaml: No such file or directory",
+        }
+    ],
 )
 
 PAGE = """\

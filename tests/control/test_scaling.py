@@ -72,8 +72,9 @@ def test_a_bad_answer_changes_nothing_and_is_reported_once(answer: object, probl
     world.until(lambda: world.one().errors > 5)
     assert [problem in one for one in world.problems()] == [True]
     [told] = policy_problems(world.autoscaler.deployments.values())
-    assert told.startswith('the scaling policy policy of "m" ')
-    assert problem in told
+    assert told.code == "scaling-policy-fails"
+    assert str(told).startswith('the scaling policy policy of "m" ')
+    assert problem in str(told)
     assert world.ready() == ["m-1", "m-2"]
 
 

@@ -316,7 +316,7 @@ def test_a_setting_beyond_the_limit_on_open_files_is_a_problem(make_bed: MakeBed
     assert clients.problems() == []
     clients.max_files = 1024
     [problem] = clients.problems()
-    assert problem.startswith("gateway.limits.maxConnections is 5000, but 1024 open files allow only ")
+    assert str(problem).startswith("gateway.limits.maxConnections is 5000, but 1024 open files allow only ")
 
 
 def test_the_limit_on_open_files_is_raised() -> None:

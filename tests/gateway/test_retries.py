@@ -200,7 +200,7 @@ def test_without_descriptors_clients_get_503_and_no_instance_is_blamed(make_bed:
     assert blamed == []
     assert bed.dispatcher().counters.retries == {}
     [problem] = bed.gateway.upstream.unsent.problems(time.monotonic())
-    assert "ulimit -n" in problem
+    assert "ulimit -n" in str(problem)
     assert bed.gateway.upstream.unsent.problems(time.monotonic() + LATELY_S) == []
     assert client.fetch(chat()).status == 200
     assert sum(received(*backends)) == 2

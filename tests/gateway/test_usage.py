@@ -83,7 +83,7 @@ def test_an_engine_that_refuses_usage_is_asked_once_and_shown(bed: Bed) -> None:
     assert ["stream_options" in json.loads(one.body) for one in backend.received] == [True, False, False, False]
     wait_for(lambda: bed.newest().output_tokens == 2)
     assert bed.dispatcher().counters.retries == {}
-    assert "chat-0 refused stream_options.include_usage" in bed.gateway.upstream.problems(0.0)[0]
+    assert "chat-0 refused stream_options.include_usage" in str(bed.gateway.upstream.problems(0.0)[0])
 
 
 def test_what_the_client_did_wrong_stays_its_error(bed: Bed) -> None:

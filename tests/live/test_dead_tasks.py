@@ -90,13 +90,12 @@ def _were_killed_and_are_named(plane: LivePlane, process: str) -> None:
     patterns = {pattern for file in KEPT[process] for pattern in kept_in(file)}
     assert {one for one in patterns if not any(re.fullmatch(one, name) for name in killed)} == set(), "not killed"
     assert told(plane, process, "unkept") == [], "nothing starts them again"
-    whose = "" if process == PLANE else f"{process}: "
+    whose = None if process == PLANE else process
 
     def unnamed() -> list[str]:
-        problems = plane.status()["problems"]
-        times = {name: "once" if count == 1 else f"{count} times" for name, count in killed.items()}
-        named = [f'{whose}background task "{name}" failed {times[name]}, ' for name in killed]
-        return [one for one in named if not any(problem.startswith(one) for problem in problems)]
+        failed = [one["facts"] for one in plane.status()["problems"] if one["code"] == "task-failed"]
+        counts = {one["task"]: one["failures"] for one in failed if one.get("gateway") == whose}
+        return [name for name, count in killed.items() if counts.get(name) != count]
 
     plane.until(lambda: unnamed() == [], f"status names every task of {process}")
     page = httpx.get(f"{plane.url}/metrics", timeout=20).text

@@ -74,7 +74,7 @@ def metric(plane: LivePlane, name: str) -> float:
 
 def problem(plane: LivePlane) -> str:
     """What the status says of the store."""
-    return next((one for one in plane.status()["problems"] if "pointsman.sqlite cannot be written" in one), "")
+    return next((one["text"] for one in plane.status()["problems"] if one["code"] == "store-behind"), "")
 
 
 def kill_one(plane: LivePlane) -> None:

@@ -144,7 +144,7 @@ def test_a_policy_that_raises_is_suspended_shown_and_tried_again(live: LivePlane
     told = policies(live, "moody")
     assert told["message"] == "raised LookupError: no idea"
     assert told["suspended_s"] > 0
-    [problem] = [one for one in live.status()["problems"] if "Moody" in one]
+    [problem] = [one["text"] for one in live.status()["problems"] if one["facts"].get("policy") == "Moody"]
     assert problem.startswith('deployment "moody": Moody raised LookupError: no idea (')
     assert "a stand-in decides, and it is tried again in" in problem
     explained = shown(live, "explain", "raise-0")
@@ -172,7 +172,7 @@ def test_answers_of_the_wrong_form_are_shown(live: LivePlane) -> None:
     assert "not Moody, which returned None from schedule()" in shown(live, "explain", "forgotten")
     live.until(lambda: policies(live, "scored")["suspended_s"] is None, "the scorer may be tried again")
     assert complete(live, "scored", "too few", "too-few") == 200
-    [problem] = [one for one in live.status()["problems"] if "could not be used" in one]
+    [problem] = [one["text"] for one in live.status()["problems"] if one["code"] == "answers-useless"]
     assert problem == (
         'deployment "scored": answers of its scheduling code could not be used (1 times, the last: '
         'plugin "own-scorer" gave 0 scores for 1 candidates); a stand-in decided; correct the code, and apply it again'

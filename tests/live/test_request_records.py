@@ -146,7 +146,9 @@ def test_a_disk_that_cannot_be_written_is_shown_and_stops_nothing(tmp_path: Path
         plane.up(manifest(simulated("m", 1)))
         (plane.state / RECORD_FILE).mkdir()
         Client(plane).send("kept", "served", 200)
-        plane.until(lambda: any(RECORD_FILE in one for one in plane.status()["problems"]), "the problem is shown")
+        plane.until(
+            lambda: any(RECORD_FILE in one["text"] for one in plane.status()["problems"]), "the problem is shown"
+        )
         (plane.state / RECORD_FILE).rmdir()
         plane.until(lambda: stored_lines(plane) == 1, "it is stored once that is possible")
         assert plane.status()["problems"] == []

@@ -228,7 +228,7 @@ def test_broken_policies_are_reported_and_affect_no_other_deployment(plane: Live
     )
     plane.until(lambda: ready(plane, "hours")(2), "two instances in business hours")
     plane.until(lambda: len(plane.status()["problems"]) == len(names), "a problem for each broken policy")
-    problems = "\n".join(plane.status()["problems"])
+    problems = "\n".join(one["text"] for one in plane.status()["problems"])
     assert "broken:raises" in problems
     assert "raised RuntimeError: no idea" in problems
     assert "returned -3" in problems

@@ -94,7 +94,7 @@ def test_no_engine_is_killed_while_the_plane_has_no_descriptors(plane: LivePlane
     with connected(socket.AF_UNIX, plane.state / "admin.sock") as asked:
         assert asked.status()["problems"] == []
         with no_descriptors(plane.process.pid):
-            plane.until(lambda: any("ulimit -n" in one for one in asked.status()["problems"]), "the problem")
+            plane.until(lambda: any("ulimit -n" in one["text"] for one in asked.status()["problems"]), "the problem")
             answered = aloof.answered
             until = asked.status()["uptime_s"] + 3.0
             while asked.status()["uptime_s"] < until:  # many probe intervals
@@ -136,4 +136,4 @@ def test_requests_are_refused_until_there_are_descriptors(plane: LivePlane, aloo
         assert {client.chat() for _ in range(20)} == {200}
     [instance] = plane.instances().values()
     assert (instance["phase"], instance["restarts"]) == ("ready", 0)
-    assert any("requests could not be sent" in one for one in plane.status()["problems"])
+    assert any(one["code"] == "requests-not-sent" for one in plane.status()["problems"])

@@ -147,7 +147,7 @@ def test_code_that_is_too_large_to_be_kept_is_named_and_not_rolled_back(plane: L
     plane.until(lambda: plane.pids("shop.one").get(name, process) != process, "it is back")
     assert word(plane).startswith("edited")
     [problem] = plane.status()["problems"]
-    assert problem.startswith(
+    assert problem["text"].startswith(
         f"{name} runs code that was edited since it was deployed; to put the edited code in force"
     )
     plane.admin.post("applications", body=body(plane, APP))

@@ -22,7 +22,7 @@ class Lines:
     def append(self, lines: Iterable[bytes]) -> None:
         self.stored += lines
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     async def close(self) -> None: ...

@@ -94,13 +94,13 @@ def test_metrics_of_replicas_and_of_a_prometheus_are_read() -> None:
             gatherer = CustomMetrics(lambda: [Address("127.0.0.1", port, False)], lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("load", f"{url}/prefix", "up"), MetricQuery("bad", url, "up"))
             await gatherer.once()
-            [problem] = gatherer.problems()
-            assert problem.startswith(f'metric "bad" cannot be read from {url}: it answered with 200')
+            [problem] = gatherer.problems("d")
+            assert str(problem).startswith(f'"d": metric "bad" cannot be read from {url}: it answered with 200')
             gatherer.queries = gatherer.queries[:1]
             await gatherer.once()
-            assert gatherer.problems() == []
+            assert gatherer.problems("d") == []
         await gatherer.once()  # the server is gone: the replica's numbers are just not there
-        assert ['metric "load" cannot be read' in one for one in gatherer.problems()] == [True]
+        assert [one.code for one in gatherer.problems("d")] == ["metric-not-read"]
 
     run(story())
     assert sorted(set(told)) == [("age", 0.5), ("frames", 12.0), ("load", 3.5)]
@@ -115,10 +115,11 @@ def test_a_query_that_gives_no_number_is_a_problem_until_it_does(query: str, why
             gatherer = CustomMetrics(list, lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("load", f"{url}/prefix", query),)
             await gatherer.once()
-            assert gatherer.problems() == [f'metric "load": its query {why} at {url}/prefix']
+            [problem] = gatherer.problems("d")
+            assert str(problem) == f'"d": metric "load": its query {why} at {url}/prefix'
             gatherer.queries = (MetricQuery("load", f"{url}/prefix", "up"),)
             await gatherer.once()
-            assert gatherer.problems() == []
+            assert gatherer.problems("d") == []
 
     run(story())
     assert told == [("load", 3.5)]
@@ -133,8 +134,8 @@ def test_an_invalid_address_is_reported_and_others_are_read(url: str) -> None:
             gatherer = CustomMetrics(list, lambda *one: told.append(one))
             gatherer.queries = (MetricQuery("bad", url, "up"), MetricQuery("load", f"{good}/prefix", "up"))
             await gatherer.once()
-            [problem] = gatherer.problems()
-            assert problem.startswith(f'metric "bad" cannot be read from {url}: this is no address: ')
+            [problem] = gatherer.problems("d")
+            assert str(problem).startswith(f'"d": metric "bad" cannot be read from {url}: this is no address: ')
 
     run(story())
     assert told == [("load", 3.5)]

@@ -288,7 +288,7 @@ def test_metrics_that_cannot_be_read_are_a_problem_and_tried_less_often() -> Non
             await eventually(lambda: made.load.rests, "it rests")
             assert set(made.load.rests) == {None}, "no metrics hold"
             [problem] = made.probes.problems()
-            assert problem.startswith("the metrics of i could not be read")
+            assert str(problem).startswith("the metrics of i could not be read")
             made.probes.follow("d", "j", made.address, OpenAI())
             made.probes.unfollow("i")
             assert made.probes.problems() == []
@@ -325,7 +325,7 @@ def test_a_probe_that_cannot_be_made_is_no_evidence() -> None:
                 told = await made.probe()
                 assert isinstance(told, ProbeNotMade)
                 [problem] = made.probes.problems()
-                assert "1 instances could not be probed" in problem
+                assert "1 instances could not be probed" in str(problem)
                 made.probes.probe("i", made.address, HEALTH, False, 10.0)
                 assert made.probes.problems() == [problem], "also while the next one is on"
                 await eventually(lambda: len(made.told) == 2, "the next probe")

@@ -380,7 +380,7 @@ def test_the_memory_for_prefix_indexes_is_shared_and_status_says_when_it_is_full
             yard.end(f"r{number}")
         assert len(indexes[0]) <= 1024
         [problem] = scheduling_problems(yard.traffic.lanes.values())
-        assert "gateway.maxPrefixIndexBytes" in problem
+        assert "gateway.maxPrefixIndexBytes" in str(problem)
         yard.traffic.prefix_index_bytes *= 8
         yard.traffic.configure(plans("a", **picker))
         assert scheduling_problems(yard.traffic.lanes.values()) == []

@@ -80,14 +80,18 @@ def test_refusals_are_problems_and_unreachable_replicas_are_retried() -> None:
         async with replica.serving() as address:
             configs.configure({"a.n": 1})
             configs.admitted("a.n-1", "a.n", address)
-            await eventually(lambda: configs.problems() == ["a.n-1 refused its user config: oops"])
-            assert configs.status_of("a.n") == {"user_config": {"awaited": 0, "problems": configs.problems()}}
+            await eventually(
+                lambda: [str(one) for one in configs.problems()] == ["a.n-1 refused its user config: oops"]
+            )
+            problems = [one.as_dict() for one in configs.problems()]
+            assert [one["code"] for one in problems] == ["user-config-refused"]
+            assert configs.status_of("a.n") == {"user_config": {"awaited": 0, "problems": problems}}
             assert configs.status_of("a.other") == {}
             configs.retry()
             await asyncio.sleep(0)
             assert len(replica.told) == 1, "a refused config is not sent again"
         configs.configure({"a.n": 2})
-        await eventually(lambda: "could not be told" in configs.problems()[0])
+        await eventually(lambda: configs.problems()[0].code == "user-config-not-sent")
         replica.status = 200
         server = await asyncio.start_server(replica._answer, "127.0.0.1", address.port)
         async with server:

@@ -146,7 +146,7 @@ def test_a_call_that_is_too_slow_changes_neither_target_nor_state() -> None:
     scaler.answered(invocation, TooSlow(0.5), NOON)
     invocation.call()  # it goes on, and writes to what it was given
     assert scaler.deployments["a"].guard.policy_state == {}
-    assert policy_problems(scaler.deployments.values()) == [
+    assert [str(one) for one in policy_problems(scaler.deployments.values())] == [
         'the scaling policy policy of "a" took more than 0.5 s (timeLimit); the target stays 1'
     ]
 

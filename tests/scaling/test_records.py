@@ -5,14 +5,15 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from pointsman.reasons import Reason, counted
+from pointsman.reasons import Reason, counted, reason_of
 from pointsman.scaling.records import REPORT_INTERVAL_S, ReportThrottle, ScalingRecord
 
 
 def reported(*states: str, apart_s: float = 1.0) -> list[tuple[int, str]]:
     """The states that are reported, with their index."""
     news = ReportThrottle()
-    return [(number, words) for number, words in enumerate(states) if news.is_due(words, number * apart_s)]
+    reasons = [reason_of("mine", words) if words else None for words in states]
+    return [(number, states[number]) for number, one in enumerate(reasons) if news.is_due(one, number * apart_s)]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,21 @@ def test_a_changing_state_is_reported_once_a_minute(states: list[str]) -> None:
     assert len(begun) == 300 / REPORT_INTERVAL_S
     assert all(after - before >= REPORT_INTERVAL_S for before, after in pairwise(begun))
     assert reported("bad", "", "bad", apart_s=REPORT_INTERVAL_S) == [(0, "bad"), (1, ""), (2, "bad")]
+
+
+def test_about_the_same_figures_are_no_news() -> None:
+    def lacking(free_gib: float, why: str = "full") -> Reason:
+        less = Reason("too-little-memory", {"needed_bytes": 12 * 2**30, "free_bytes": free_gib * 2**30})
+        return Reason("instances-unplaced", {"unplaced": 1, "target": 2, "why": less, "hints": [why]})
+
+    news = ReportThrottle()
+    assert news.is_due(lacking(10.0), 0.0)
+    saved = msgspec.convert(msgspec.to_builtins(news), ReportThrottle)
+    for free_gib in (10.0, 9.9, 10.4, 8.5):
+        assert not saved.is_due(lacking(free_gib), 1000.0)
+    assert not saved.is_due(lacking(1.0), REPORT_INTERVAL_S / 2), "not yet"
+    assert saved.is_due(lacking(1.0), 1000.0)
+    assert saved.is_due(lacking(1.0, "too small"), 2000.0), "another problem of the same kind"
 
 
 def test_reasons_among_facts_are_the_same_after_a_restart() -> None:

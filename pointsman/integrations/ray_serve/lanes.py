@@ -362,11 +362,11 @@ class ReplicaLane:
         settings: RouterSettings,
         loop: asyncio.AbstractEventLoop,
         policy: SchedulingPolicy | None = None,
-        problem: str = "",
+        problem: Reason | None = None,
     ) -> None:
         """`policy`: given as an object. `problem`: why these settings stand in for those of the user."""
         self._loop = loop
-        self._problems = [problem] if problem else []
+        self.problem = problem
         clock = LoopClock(loop)
         self.now = clock.now
         plan = routing_plan(deployment, settings, policy)
@@ -453,12 +453,16 @@ class ReplicaLane:
         return {
             "strategy": dispatcher.strategy,
             "policies": [] if lane.containment is None else lane.containment.report(),
-            "problems": self._problems + scheduling_problems([lane]),
+            "problems": [one.as_dict() for one in problems_of(self)],
             "waiting": len(dispatcher) - dispatcher.running,
             "running": dispatcher.running,
             "replicas": self.replicas.loads(),
             "counters": dispatcher.counters.as_dict(),
         }
+
+
+def problems_of(one: ReplicaLane) -> list[Reason]:
+    return [*([] if one.problem is None else [one.problem]), *scheduling_problems([one._lane])]
 
 
 def lane_of(
@@ -474,11 +478,9 @@ def lane_of(
         policy = unpickled(base64.b64decode(settings.pickled)) if settings.pickled else None
         return ReplicaLane(deployment, settings, loop, policy)
     except Exception as error:
-        what = (
-            f"request_router_kwargs of {deployment} cannot be used: {one_line(f'{type(error).__name__}: {error}', 300)}"
-        )
-        instead = RouterSettings(policy=PowerOfTwoPolicy.name)
-        return ReplicaLane(deployment, instead, loop, problem=f"{what}; {PowerOfTwoPolicy.name} decides")
+        what, instead = one_line(f"{type(error).__name__}: {error}", 300), PowerOfTwoPolicy.name
+        why = Reason("router-settings-unusable", {"deployment": deployment, "error": what, "policy": instead})
+        return ReplicaLane(deployment, RouterSettings(policy=instead), loop, problem=why)
 
 
 def metrics_of(replica: Replica) -> Metrics:

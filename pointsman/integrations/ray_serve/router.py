@@ -35,9 +35,11 @@ from pointsman.integrations.ray_serve.lanes import (
     RequestRefused,
     RouterSettings,
     lane_of,
+    problems_of,
     routing_plan,
 )
 from pointsman.integrations.ray_serve.records import REPORT_S, RouterReport, records_keeper
+from pointsman.reasons import Reason
 from pointsman.runtimes.tasks import Tasks
 from pointsman.strategies import SchedulingPolicy
 from pointsman.types import MAX_NAME, RequestMetadata
@@ -376,7 +378,7 @@ class Reporter:
         """Ends since the last report."""
         self._counted = count(1)
         self._ended: deque[tuple[float, bool | None]] = deque(maxlen=100_000)
-        self._logged: set[str] = set()
+        self._logged: list[Reason] = []
         lane.dispatcher.listen(self._listen)
 
     def counted(self) -> int:
@@ -403,7 +405,8 @@ class Reporter:
         return msgspec.msgpack.encode(made, enc_hook=str)
 
     def log_problems(self) -> None:
-        problems = set(self._lane.status()["problems"])
-        for problem in problems - self._logged:
-            logger.warning("pointsman: %s", problem)
+        problems = problems_of(self._lane)
+        for problem in problems:
+            if not any(map(problem.is_like, self._logged)):
+                logger.warning("pointsman: %s", problem)
         self._logged = problems

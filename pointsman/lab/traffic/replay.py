@@ -257,7 +257,10 @@ class Player:
         simulation, limit = self.simulation, START_LIMIT_S + self._setting.start_up_s
         while not simulation.plane.ready:
             if simulation.clock.now() > limit:
-                problems = "; ".join(simulation.plane.status()["problems"]) or f"see {command('place', 'FILE')}"
+                problems = (
+                    "; ".join(one["text"] for one in simulation.plane.status()["problems"])
+                    or f"see {command('place', 'FILE')}"
+                )
                 raise PointsmanError(f"the instances of {self._setting.fleet.text} do not start: {problems}")
             simulation.run_until(simulation.clock.now() + 1.0)
         self._began = simulation.clock.now() + 1.0

@@ -149,7 +149,7 @@ class LocalRuntime:
         self._labels: dict[str, str] = {}
         self._tell: Tell | None = None
         """None before processes are adopted."""
-        self._blind = ""
+        self._blind: Reason | None = None
         """What could not be detected on this machine, and what to do about it; empty if everything was."""
 
     async def open(self) -> None:
@@ -211,17 +211,14 @@ class LocalRuntime:
     def look_at_workers(self, plan: PointsmanPlan) -> None:
         self._labels = plan.worker_labels()
         if not descriptors_left(LOOKING_FILES):  # GPUs that cannot be seen now are not gone
-            self._blind = str(Reason("machine-not-seen", {"cause": "files"}))
+            self._blind = Reason("machine-not-seen", {"cause": "files"})
             return
         try:
             worker = self._look_at_machine(
                 [one.pid for one in self._launches.all() if one.pid is not None], labels=self._labels
             )
         except Exception as error:  # of a driver; without places, everything still runs
-            self._blind = (
-                "the resources of this machine cannot be detected, so instances get no places: "
-                f"{type(error).__name__}: {error}"
-            )
+            self._blind = Reason("machine-not-detected", {"error": f"{type(error).__name__}: {error}"})
             return
         worker = msgspec.structs.replace(worker, price_per_gpu_hour=plan.worker_price())
         self._blind = unseen(worker)
@@ -231,7 +228,7 @@ class LocalRuntime:
         ):  # otherwise the system does not report it, and there are no places
             self._tell(WorkerSeen(worker))
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         if self._tell is None:
             return []
         own = [*self.probes.problems(), *self._launches.problems()]
@@ -254,7 +251,7 @@ class LocalRuntime:
         self._writing.cancel()
         self._store.close()
         if self._store.problem:
-            self.tasks.failed("store", NotStored(self._store.problem))
+            self.tasks.failed("store", NotStored(str(self._store.problem)))
         self._lock.release()
         if self._is_temporary:
             shutil.rmtree(self._state, ignore_errors=True)

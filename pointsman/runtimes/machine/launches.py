@@ -106,11 +106,11 @@ class Launches:
         failed = LaunchFailed(report.id, report.why, UNSTARTED.get(report.errno, ""), final)
         self._tell(failed if known.pid is None else Exited(report.id, report.why, final))
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         """Problems of instances that do not run in the folder of their manifest."""
         by_folder = {folder: (name, used) for name, (folder, used) in self._astray.items()}
         facts = [{"folder": folder, "instance": name, "used": used} for folder, (name, used) in by_folder.items()]
-        return [str(Reason("no-folder", one)) for one in facts]
+        return [Reason("no-folder", one) for one in facts]
 
     def _why_final(self, end: InstanceEnded, order: ProcessOrder, program: str) -> Reason | None:
         """Why no further start can succeed after this end; None if one may."""

@@ -20,6 +20,7 @@ import msgspec
 
 from pointsman.errors import PointsmanError
 from pointsman.http.pool import SHORTAGES
+from pointsman.reasons import Reason
 from pointsman.runtimes.interface import BackgroundTasks, Timer
 from pointsman.runtimes.machine import supervisor_link
 from pointsman.runtimes.machine.children import now
@@ -182,8 +183,8 @@ class Processes:
         """`state`: a folder of the worker. `host`: where its processes listen. `environment`: that of processes before
         changes."""
         self.table = WorkerTable(state, host)
-        self.problem = ""
-        """Why there is no supervisor; empty if there is one."""
+        self.problem: Reason | None = None
+        """Why there is no supervisor; None if there is one."""
         self._state = state
         self._report = report
         self._tasks = tasks
@@ -288,14 +289,14 @@ class Processes:
         if self.renewal:
             supervisor.ask(**self.renewal)
         self.supervisor = supervisor
-        self.problem = ""
+        self.problem = None
         supervisor.listen(self._reported, self._lost)
         return found, ended
 
     def _lost(self) -> None:
         if self.supervisor is not None:
             self.supervisor, self._is_lost = None, True
-            self.problem = "the supervisor of the engine processes is gone; another is being started"
+            self.problem = Reason("supervisor-gone")
             if self._replacing is not None:
                 self._replacing.cancel()
             self._replacing = self._tasks.complete("supervisor replacement", self._replace)
@@ -309,13 +310,13 @@ class Processes:
         self._is_lost = False
         while self.supervisor is None:
             if self._terms.leased and self.renewal.get("stamp", 0.0) + self.renewal.get("lease_s", 0.0) < now():
-                self.problem = "its lease has ended, and everything with it"
+                self.problem = Reason("lease-ended")
                 await asyncio.sleep(LEASE_RETRY_S)  # another supervisor would end at once
                 continue
             try:
                 found, ended = await self._connect()
             except (PointsmanError, OSError) as error:
-                self.problem = f"no supervisor can be started: {error}"
+                self.problem = Reason("no-supervisor", {"error": str(error)})
                 await asyncio.sleep(RETRY_S)
                 continue
             for process in found:
@@ -352,7 +353,7 @@ class Processes:
             case supervisor_link.ProcessExited():
                 self._ended(self.table.end_of(report))
             case supervisor_link.Confused():
-                self.problem = f"the plane and its supervisor did not understand each other: {report.why}"
+                self.problem = Reason("supervisor-confused", {"why": report.why})
 
     def _ended(self, end: InstanceEnded) -> None:
         self._signals.pop(end.id, None)

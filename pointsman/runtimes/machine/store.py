@@ -20,6 +20,7 @@ import msgspec
 
 from pointsman.config.revision import ManifestText
 from pointsman.errors import NotStored, PointsmanError
+from pointsman.reasons import Reason
 from pointsman.runtimes.machine.kept_sources import DOCUMENT, SqliteSources, document_in, values_of
 from pointsman.runtimes.stores import StoredManifest
 
@@ -211,16 +212,14 @@ class Store:
             raise
 
     @property
-    def problem(self) -> str:
-        """Why the file is not up to date, and what to do; empty if it is up to date."""
+    def problem(self) -> Reason | None:
+        """Why the file is not up to date; None if it is."""
         behind = self.behind
         if behind.failed_since is None:
-            return ""
+            return None
         since_s = time.monotonic() - behind.failed_since
-        return (
-            f"{self._path} cannot be written for {since_s:.0f} s now ({behind.why}); {len(behind)} changes wait to be "
-            "stored. Requests, repair and scaling go on; changes by operators are refused"
-        )
+        facts = {"file": str(self._path), "since_s": since_s, "error": behind.why, "changes": len(behind)}
+        return Reason("store-behind", facts)
 
     def image(self) -> bytes:
         """The whole content, for `Store` in another process."""

@@ -15,6 +15,7 @@ from pointsman.errors import NotStored, PointsmanError
 from pointsman.parameters import quantity
 from pointsman.placement.asks import Claim, Place
 from pointsman.placement.gpu_models import known_gpu
+from pointsman.reasons import Reason
 from pointsman.runtimes.ray.keeper import Keeper
 from pointsman.runtimes.ray.node import NodeAgent
 from pointsman.types import Gpu, Worker
@@ -113,15 +114,12 @@ class RayNode(msgspec.Struct, frozen=True):
         size = size or (0 if known is None else known.memory_bytes)
         return tuple(Gpu(index=index, memory_bytes=size, model=kind) for index in range(number)) if size else ()
 
-    def problem(self, seen: Worker) -> str:
-        """What to do about GPUs that cannot be used; empty if there are none."""
+    def problem(self, seen: Worker) -> Reason | None:
+        """GPUs that cannot be used; None if there are none."""
         number = int(self.resources.get("GPU", 0))
         if len(self.worker(seen).gpus) >= number:
-            return ""
-        return (
-            f"Ray node {self.name} has {number} GPUs of unknown memory, which are not used: install nvidia-ml-py "
-            f"there, or start it with --labels {GPU_MEMORY_LABEL}=24Gi"
-        )
+            return None
+        return Reason("ray-gpus-unknown", {"worker": self.name, "gpus": number, "label": GPU_MEMORY_LABEL})
 
 
 class RayCluster:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pointsman.control.events import OutOfReach, WorkerLost, WorkerSeen
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.runtimes.gateways import is_gateway
 from pointsman.runtimes.interface import BackgroundTasks, Tell
 from pointsman.runtimes.machine.processes import InstanceEnded, InstanceStarted, WorkerReport
@@ -30,7 +31,6 @@ OPEN_S = 30.0
 LOOK_S = 0.5
 """Interval of reading the nodes from Ray."""
 RETRY_S = 0.2
-IN_DOUBT = "another plane may rule the cluster, so this one starts and stops nothing until it does"
 
 
 class Authority:
@@ -45,7 +45,7 @@ class Authority:
         """Where gateways take calls of replicas, a line for each; None before this plane knows."""
         self.secret = ""
         """The secret of gateways and replicas."""
-        self.problem = ""
+        self.problem: Reason | None = None
         self.agents: dict[str, Any] = {}
         """By worker: the nodes that the keeper keeps if this plane dies."""
         self.outruled = False
@@ -79,12 +79,11 @@ class Authority:
         while not self.outruled:
             try:
                 await self.ask("beat", self.epoch, self._plane, self.agents, limit_s=ANSWER_S)
-                self._heard_at, self.problem = time.monotonic(), ""
+                self._heard_at, self.problem = time.monotonic(), None
             except PlaneRuns:
                 await self._retake()
             except NoAnswer as error:
-                doubt = f"; {IN_DOUBT}" if self.in_doubt else ""
-                self.problem = f"the keeper of the state does not answer: {error}{doubt}"
+                self.problem = Reason("keeper-silent", {"error": str(error), "in_doubt": self.in_doubt})
             await asyncio.sleep(BEAT_S)
         await asyncio.Event().wait()
 
@@ -93,7 +92,7 @@ class Authority:
         try:
             self.epoch = (await self.ask("take", self._plane, limit_s=ANSWER_S)).epoch
         except PlaneRuns as error:
-            self.outruled, self.problem = True, f"{error}; this one does nothing any more: stop it"
+            self.outruled, self.problem = True, Reason("plane-replaced", {"error": str(error)})
             return
         self.retaken()
 
@@ -150,7 +149,7 @@ class NodeLink:
         self.node: RayNode | None = None
         """The node; None: Ray does not have it now."""
         self.last_node: RayNode | None = None
-        self.problem = ""
+        self.problem: Reason | None = None
         self.worker: Worker | None = None
         """The worker as it was last seen; None: it is gone."""
         self.wanted_gpus: tuple[Gpu, ...] = ()
@@ -192,7 +191,8 @@ class NodeLink:
                 await self._poll()
                 continue
             except OlderPlane as error:
-                self._authority.outruled, self._authority.problem = True, str(error)
+                self._authority.outruled = True
+                self._authority.problem = Reason("plane-outdated", {"error": str(error)})
                 break
             except PointsmanError as error:
                 self._fell_silent(error)
@@ -251,7 +251,7 @@ class NodeLink:
             for _ in range(count - self._failures.get(name, 0)):
                 self.task_failed(f"{name} of {self.name}", FailedElsewhere(why))
             self._failures[name] = count
-        self.problem = answer.problem and f"on {self.name}: {answer.problem}"
+        self.problem = answer.problem and Reason("on-worker", {"worker": self.name, "why": answer.problem})
         if not self.problem and self.worker is not None and self.last_node is not None:
             self.problem = self.last_node.problem(self.worker)
 
@@ -264,7 +264,9 @@ class NodeLink:
             for instance_id in sorted(self.instances):  # no new requests are sent there, before the node is lost
                 self._tell(OutOfReach(instance_id, f"its worker {self.name} does not answer"))
         silent_s = time.monotonic() - self.silent_since
-        self.problem = f"worker {self.name} has not answered for {silent_s:.0f} s: {error}"
+        self.problem = Reason(
+            "worker-silent", {"worker": self.name, "silent_s": silent_s, "error": str(error), "left_s": None}
+        )
 
     async def _is_over(self) -> bool:
         """Whether nothing runs there any more. A node that is only slow comes back before that."""
@@ -272,8 +274,8 @@ class NodeLink:
             return False
         self._authority.agents.pop(self.name, None)
         left_s = await self._authority.until_released(self.name)
-        if left_s:
-            self.problem += f"; what it runs ends within {left_s:.0f} s"
+        if left_s and self.problem is not None:
+            self.problem = self.problem.having(left_s=left_s)
         return not left_s
 
     def _lose(self) -> None:
@@ -284,7 +286,7 @@ class NodeLink:
         gone, self.instances = sorted(self.instances - kept), kept
         if self.worker is not None:
             self.worker = None
-            self._tell(WorkerLost(self.name, self.problem))
+            self._tell(WorkerLost(self.name, str(self.problem)))
         for instance_id in gone:
             self._report(InstanceEnded(id=instance_id, why=f"its worker {self.name} was lost"))
         self.ended = self.node is None
@@ -340,7 +342,7 @@ class NodeLinks:
         self.links: dict[str, NodeLink] = {}
         self.adopt = True
         """Whether everything that runs on a new node is this plane's, because the plane has just started."""
-        self.problem = ""
+        self.problem: Reason | None = None
         self.see: Callable[[Worker], Worker] = lambda worker: worker
         self.heard_again: Callable[[], None] = lambda: None
         """Called when a node that was silent has answered."""
@@ -378,11 +380,11 @@ class NodeLinks:
         try:
             found = await self._cluster.nodes()
         except NoAnswer as error:
-            self.problem = f"Ray does not tell its nodes: {error}"
+            self.problem = Reason("ray-nodes-unknown", {"error": str(error)})
             return
         names = [one.name for one in found]
         twice = sorted({name for name in names if names.count(name) > 1})
-        self.problem = f"two Ray nodes are called {twice[0]}; start one with --node-name" if twice else ""
+        self.problem = Reason("ray-nodes-alike", {"name": twice[0]}) if twice else None
         there = {one.name: one for one in reversed(found)}
         for name, link in list(self.links.items()):
             link.node = there.get(name)

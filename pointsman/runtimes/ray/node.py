@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.replica.handles import GATEWAYS
 from pointsman.runtimes.interface import Timer
 from pointsman.runtimes.machine.children import now
@@ -46,7 +47,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     """The node's clock."""
     reports: tuple[tuple[int, WorkerReport], ...]
     """Numbered, oldest first, until a later poll says that they have arrived."""
-    problem: str = ""
+    problem: Reason | None = None
     busy: Mapping[int, float] = {}
     """The share in use of the GPUs that the poll has asked for."""
     failures: Mapping[str, tuple[int, str]] = {}

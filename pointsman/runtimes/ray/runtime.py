@@ -19,6 +19,7 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, ControllerEvent, Exited, LaunchFailed
 from pointsman.engines import LaunchSpec
 from pointsman.errors import NotStored, PointsmanError
+from pointsman.reasons import Reason
 from pointsman.runtimes.gateways import is_gateway
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
 from pointsman.runtimes.machine.gpu_usage import GPU_IDLE_S, VENDORS
@@ -47,7 +48,7 @@ class ClusterState:
 
     def __init__(self, image: bytes, cluster: RayCluster, authority: Authority) -> None:
         self.store = Store(Path("the state of the cluster"), image)
-        self.problem = ""
+        self.problem: Reason | None = None
         self._cluster, self._authority = cluster, authority
         self._number = 0
         """The number of the last image. The keeper ignores an image that is older than the one it has."""
@@ -70,10 +71,10 @@ class ClusterState:
             self._is_pushing = True
             try:
                 await self.push_once()
-                self.problem = ""
+                self.problem = None
             except PointsmanError as error:
                 self._changed.set()
-                self.problem = f"the state is not stored: {error}; changes wait"
+                self.problem = Reason("state-not-stored", {"error": str(error)})
                 await asyncio.sleep(PUSH_RETRY_S)
             finally:
                 self._is_pushing = False
@@ -399,12 +400,12 @@ class RayRuntime:
                 link.seen(link.worker)
         self.tasks.complete("worker measurements", self._nodes.measure)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         if self._tell is None:
             return []
         links = [one.problem for one in self._nodes.links.values()]
         settings = self.cluster.settings
-        storage = NO_STORAGE if settings.address and not settings.storage else ""
+        storage = Reason("no-ray-storage") if settings.address and not settings.storage else None
         own = [self._nodes.problem, self.authority.problem, self._state.problem, self._state.store.problem, storage]
         return [*self.probes.problems(), *self._launches.problems(), *filter(None, [*links, *own])]
 
@@ -452,12 +453,6 @@ def _as_in_manifest(worker: Worker, plan: PointsmanPlan) -> Worker:
             labels, price = {**worker.labels, **spec.labels}, spec.price_per_gpu_hour
             return msgspec.structs.replace(worker, labels=labels, price_per_gpu_hour=price)
     return worker
-
-
-NO_STORAGE = (
-    "the state is in the memory of the cluster, and lost with the node that holds it; name a folder that all nodes "
-    "reach with --storage"
-)
 
 
 def _left_behind(file: Path) -> bytes:

@@ -12,6 +12,7 @@ from pointsman.control.desired import Address
 from pointsman.control.events import Adopted, Launch, Probe
 from pointsman.engines import Engine, LaunchSpec, ProbeRequest
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.replica.handles import Transport
 from pointsman.routing.endpoints import Metrics
 from pointsman.runtimes.interface import LoadTable, ProcessOrder, Tell, Timer, Unsaved
@@ -125,7 +126,7 @@ class VirtualTasks:
     def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
         raise error
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     def failures(self) -> Mapping[str, int]:
@@ -270,7 +271,7 @@ class SimulatedRuntime:
 
     def look_at_workers(self, plan: PointsmanPlan) -> None: ...
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     def unsaved(self) -> Unsaved:
@@ -324,7 +325,7 @@ class SimulatedProbes:
     def stir(self, instance_id: str) -> None:
         """All instances are read at the same interval."""
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pointsman.config.changes import Changes
 from pointsman.config.revision import ManifestText, load_document, load_revision
+from pointsman.reasons import Reason
 from pointsman.routing.routes import DEFAULT_SETTINGS, DispatcherSettings
 from pointsman.runtimes.autoscaling import Decided, MetricSources
 from pointsman.runtimes.interface import Activity, BackgroundTasks, ProcessOrder
@@ -174,7 +175,7 @@ class VirtualPolicies:
         self._timer.cancel()
         self._timer = self._timers.call_soon(self._run)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> list[Reason]:
         return []
 
     def _run(self) -> None:

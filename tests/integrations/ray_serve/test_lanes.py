@@ -199,7 +199,7 @@ async def test_settings_that_cannot_be_used_here_leave_it_to_power_of_two(kwargs
     assert await one.choose(request("r")) == "a"
     status = one.status()
     assert status["strategy"] == "power-of-two"
-    assert any(why in problem for problem in status["problems"])
+    assert any(why in problem["text"] for problem in status["problems"])
 
 
 @in_a_loop

@@ -175,7 +175,7 @@ def test_user_config_changes_without_a_restart(state: Path, tmp_path: Path) -> N
                 diamond(tmp_path, nodes={"m1": {"userConfig": "refused", "replicas": 2}})
             )
             await scene.until(lambda: len(scene.plane.status()["problems"]) == 2, "both refuse")
-            assert "not with me" in scene.plane.status()["problems"][0]
+            assert "not with me" in scene.plane.status()["problems"][0]["facts"]["error"]
             await scene.plane.documents.deploy(
                 diamond(tmp_path, nodes={"m1": {"userConfig": {"limit": 3}, "replicas": 2}})
             )
@@ -332,7 +332,8 @@ def test_a_plane_starts_although_an_application_no_longer_loads(state: Path, tmp
         async with running(state, None) as scene:
             assert [one.name for one in scene.plane.documents.plan_in_force.applications] == ["other"]
             [problem] = scene.plane.status()["problems"]
-            assert problem.startswith('application "diamond" is not in force, because it no longer loads')
+            assert problem["code"] == "application-broken"
+            assert problem["text"].startswith('application "diamond" is not in force, because it no longer loads')
             await scene.plane.documents.delete("diamond")
             assert scene.plane.status()["problems"] == []
         async with running(state, None) as scene:

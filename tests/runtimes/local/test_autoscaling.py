@@ -215,15 +215,18 @@ def test_a_failing_policy_changes_nothing_and_is_reported(
             await scene.until_ready("m-1", "m-2")
             await scene.until(lambda: scene.plane.scaling.each()[0].errors > 5, "called again and again")
             [told] = scene.plane.status()["problems"]
-            assert problem in told
-            assert told.startswith(f'the scaling policy {name}:{policy} of "m" ')
+            assert told["code"] == "scaling-policy-fails"
+            assert problem in told["text"]
+            assert told["text"].startswith(f'the scaling policy {name}:{policy} of "m" ')
             assert len(records(scene)) == 1  # it is told once
             assert scene.ready() == {"m-1", "m-2"}
             if policy == "hangs":
                 assert len(sys.modules[name].calls) == 1  # and it has one thread, not one for each time
                 await scene.plane.documents.apply(manifest(scaled()))
                 gone = 'a call of hangs, which decides about "m" no more, does not return'
-                await scene.until(lambda: [gone in one for one in scene.plane.status()["problems"]] == [True], "told")
+                await scene.until(
+                    lambda: [gone in one["text"] for one in scene.plane.status()["problems"]] == [True], "told"
+                )
 
     run(story())
 
@@ -273,7 +276,7 @@ def test_a_policy_sees_prometheus_metrics(state: Path, tmp_path: Path, module: C
             async with running(state, manifest(spec, folder=tmp_path)) as scene:
                 await scene.until_ready("m-1", "m-2", "m-3")
                 [problem] = scene.plane.status()["problems"]
-                assert problem.startswith(f'"m": metric "bad" cannot be read from {url}')
+                assert problem["text"].startswith(f'"m": metric "bad" cannot be read from {url}')
 
     run(story())
 
@@ -343,11 +346,11 @@ def test_a_module_that_no_longer_loads_does_not_stop_the_plane(
             await scene.until_ready("m-1", "m-2")
             await scene.until(lambda: scene.plane.status()["problems"], "what is wrong told")
             [told] = scene.plane.status()["problems"]
-            assert told.startswith(
+            assert told["text"].startswith(
                 f'the scaling policy {name}:two of "m" raised PointsmanError: module "{name}" cannot'
             )
-            assert "SyntaxError" in told
-            assert told.endswith("repair it, and restart the plane; the target stays 2")
+            assert "SyntaxError" in told["text"]
+            assert told["text"].endswith("repair it, and restart the plane; the target stays 2")
             with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
                 await scene.plane.documents.apply(text)  # the operator who applies it can repair it
 

@@ -57,7 +57,8 @@ class Scene:
 
     def names(self, task: str) -> bool:
         """Whether the status names a background task."""
-        return any(f'background task "{task}" failed' in one for one in self.embedded.status()["problems"])
+        found = self.embedded.status()["problems"]
+        return any(one["code"] == "task-failed" and one["facts"]["task"] == task for one in found)
 
     async def answer_query(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.queries += 1
@@ -320,7 +321,7 @@ def test_a_line_that_cannot_be_read_is_made_up_for(tmp_path: Path, monkeypatch: 
         async with scene(tmp_path, monkeypatch) as made:
             link = made.plane.runtime._processes.supervisor
             link.data_received(b'{"say": "nonsense"}\n')
-            assert any("did not understand" in one for one in made.embedded.status()["problems"])
+            assert any(one["code"] == "supervisor-confused" for one in made.embedded.status()["problems"])
             await eventually(lambda: made.plane.runtime._processes.supervisor not in (None, link), "another link")
             assert made.embedded.status()["problems"] == []
             await comes_back(made)

@@ -261,11 +261,11 @@ def test_gpus_without_a_driver_are_reported(tmp_path: Path) -> None:
     write(tmp_path, {f"{devices}/a/vendor": "0x10de", f"{devices}/a/class": "0x030200"})
     write(tmp_path, {f"{devices}/b/vendor": "0x10de", f"{devices}/b/class": "0x040300"})  # its sound
     worker = detect(nvml=Library(driver=False), root=tmp_path, environ={})
-    assert unseen(worker, tmp_path) == (
+    assert str(unseen(worker, tmp_path)) == (
         "1 NVIDIA GPU is plugged in and cannot be asked; install the driver, and pip install nvidia-ml-py"
     )
-    assert unseen(found(Card("0:1:0.0"), root=tmp_path), tmp_path) == ""
-    assert unseen(worker, tmp_path / "elsewhere") == ""
+    assert unseen(found(Card("0:1:0.0"), root=tmp_path), tmp_path) is None
+    assert unseen(worker, tmp_path / "elsewhere") is None
 
 
 # AMD

@@ -75,7 +75,8 @@ def test_instances_run_although_a_driver_fails(state: Path) -> None:
         async with running(state, manifest(simulated(replicas=1)), look_at_machine=broken) as scene:
             await scene.until_ready("m-1")
             [problem] = scene.plane.status()["problems"]
-            assert problem.endswith("instances get no places: RuntimeError: driver and library versions differ")
+            assert problem["code"] == "machine-not-detected"
+            assert problem["text"].endswith("instances get no places: RuntimeError: driver and library versions differ")
 
     run(story())
 
@@ -148,7 +149,7 @@ def test_gpus_that_cannot_be_looked_at_for_want_of_descriptors_are_not_gone(stat
             assert len(looked) == before
             [worker] = scene.plane.control.fleet().workers
             assert len(worker.gpus) == 1
-            assert any("ulimit -n" in one for one in scene.plane.status()["problems"])
+            assert any("ulimit -n" in one["text"] for one in scene.plane.status()["problems"])
             scene.plane.runtime.look_at_workers(scene.plane.documents.plan_in_force)
             assert scene.plane.status()["problems"] == []
 
@@ -238,8 +239,8 @@ def test_a_folder_that_is_not_on_this_machine_is_a_problem(state: Path, tmp_path
     async def story() -> None:
         async with running(state, manifest(simulated(), relative, folder=gone)) as scene:
             await scene.until(lambda: scene.ready() == {"m-1"} and scene.instances()["c-1"]["final"], "both were tried")
-            problems = [one for one in scene.plane.status()["problems"] if one.startswith(f"there is no folder {gone}")]
-            assert len(problems) == 1
+            problems = [one["text"] for one in scene.plane.status()["problems"] if one["code"] == "no-folder"]
+            assert [one.startswith(f"there is no folder {gone}") for one in problems] == [True]
             assert f"run in {state}: relative paths lead there" in problems[0]
             assert f"looked for from {state}, as there is no {gone}" in scene.instances()["c-1"]["reason"]
         async with running(state, manifest(simulated(), folder=tmp_path)) as scene:
@@ -302,8 +303,8 @@ def test_metrics_that_cannot_be_read_grow_old_and_are_reported(state: Path) -> N
             await scene.until_ready("m-1")
             await scene.until(lambda: scene.plane.status()["problems"], "a problem")
             [problem] = scene.plane.status()["problems"]
-            assert problem.startswith("the metrics of m-1 could not be read")
-            assert "GET /metrics was answered with 500" in problem
+            assert problem["text"].startswith("the metrics of m-1 could not be read")
+            assert "GET /metrics was answered with 500" in problem["facts"]["why"]
             assert scene.instances()["m-1"]["metrics_age_s"] is None
             scene.request("r")
             assert scene.instances()["m-1"]["in_flight"] == 1
@@ -466,7 +467,7 @@ def test_endpoints_of_a_watched_file_come_and_go(state: Path, tmp_path: Path) ->
                     await other.plane.instances.logs("here")
                 file.write_text("- {url: nonsense}\n")
                 await other.until(lambda: other.plane.status()["problems"], "a problem")
-                assert "expected http://host:port" in other.plane.status()["problems"][0]
+                assert "expected http://host:port" in other.plane.status()["problems"][0]["text"]
                 assert other.ready() == {"here"}
                 file.write_text("[]\n")
                 await other.until(lambda: other.instances() == {}, "no instances")

@@ -207,7 +207,7 @@ def test_whatever_fails_meanwhile_the_file_is_the_same_in_the_end(changes: list[
                     assert broken.usage.usage() == sound.usage.usage()
                     assert broken.targets.scaling_records(name) == sound.targets.scaling_records(name)
         broken.behind.flush()
-        assert (len(broken.behind), broken.problem) == (0, "")
+        assert (len(broken.behind), broken.problem) == (0, None)
         sound.close()
         broken.close()
         assert content(Path(other)) == content(Path(one))
@@ -221,10 +221,10 @@ def test_what_cannot_be_written_waits_and_is_reported(state: Path) -> None:
         assert (len(store.behind), store.behind.failures) == (2, 1)  # a change after a failure waits for the next try
         store.behind.flush()
         assert store.behind.failures == 2
-        assert "cannot be written for 0 s now (database is locked; another program has locked it" in store.problem
-        assert "2 changes wait to be stored" in store.problem
+        assert "cannot be written for 0 s now (database is locked; another program has locked it" in str(store.problem)
+        assert "2 changes wait to be stored" in str(store.problem)
     store.behind.flush()
-    assert (len(store.behind), store.problem) == (0, "")
+    assert (len(store.behind), store.problem) == (0, None)
     store.targets.save_scaling({"m": "2"})
     assert len(store.behind) == 0
     assert reopened(store, state) == [KNOWN]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pointsman.errors import PointsmanError
+from pointsman.reasons import Reason
 from pointsman.runtimes.machine.children import now
 from pointsman.runtimes.machine.processes import InstanceEnded, InstanceStarted, ProcessStart, WorkerReport
 from pointsman.runtimes.machine.store import StoredProcess
@@ -92,7 +93,7 @@ def test_without_a_lease_everything_ends_and_nothing_is_started(state: Path) -> 
         started = (await node.poll(1, None, 0.5, 0)).reports[0][1]
         assert isinstance(started, InstanceStarted)
         await eventually(lambda: not is_alive(started.pid), "its end")
-        while "lease has ended" not in (answer := await node.poll(1, None, 0.5, 1)).problem:
+        while (answer := await node.poll(1, None, 0.5, 1)).problem != Reason("lease-ended"):
             await asyncio.sleep(0.01)
         ended = answer.reports[0][1]
         assert isinstance(ended, InstanceEnded)

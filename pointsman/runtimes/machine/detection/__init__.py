@@ -10,6 +10,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pointsman.reasons import Reason
 from pointsman.runtimes.machine.detection.amd import amd_gpus
 from pointsman.runtimes.machine.detection.nvidia import Nvml, installed_nvml, nvidia_gpus
 from pointsman.runtimes.machine.detection.system import NVIDIA, count_of_gpus, family, foreign_memory, this_machine
@@ -59,10 +60,9 @@ def detect(
     )
 
 
-def unseen(worker: Worker, root: Path = Path("/")) -> str:
-    """What to do about GPUs that are plugged in but not detected; empty if there are none."""
+def unseen(worker: Worker, root: Path = Path("/")) -> Reason | None:
+    """GPUs that are plugged in but not detected; None if there are none."""
     plugged = count_of_gpus(root / "sys", NVIDIA)
     if not plugged or any(gpu.vendor == "nvidia" for gpu in worker.gpus):
-        return ""
-    are = "NVIDIA GPU is" if plugged == 1 else "NVIDIA GPUs are"
-    return f"{plugged} {are} plugged in and cannot be asked; install the driver, and pip install nvidia-ml-py"
+        return None
+    return Reason("gpus-not-detected", {"gpus": plugged})
