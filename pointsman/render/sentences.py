@@ -225,6 +225,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "not-for-prefill": Phrase("not for prefill", _ROLE),
     "not-for-encode": Phrase("not for encode", _ROLE),
     "prompt-not-cached": Phrase("little of the prompt cached", "{cached:.0%}"),
+    "much-busier": Phrase("much busier than another", "{load:g} requests, {least:g} there"),
     "session-elsewhere": Phrase("session is elsewhere", "on {instance}"),
     "exploring": Phrase("exploring endpoints that may be late"),
     "may-be-late": Phrase("may be late", headroom),

@@ -8,11 +8,12 @@ from pointsman.strategies.base import Rule, SchedulingPolicy, Strategy, rule
 from pointsman.strategies.cost_optimized import CostOptimizedPolicy
 from pointsman.strategies.fifo import FIFOPolicy
 from pointsman.strategies.power_of_two import PowerOfTwoPolicy
+from pointsman.strategies.prefix import PrefixPolicy
 from pointsman.strategies.priority import PriorityPolicy
 from pointsman.strategies.slo_aware import SLOAwarePolicy
 
 __all__ = [
     "SchedulingPolicy", "Strategy", "Rule", "rule",
     "FIFOPolicy", "PriorityPolicy", "SLOAwarePolicy", "CostOptimizedPolicy", "AdaptivePolicy",
-    "PowerOfTwoPolicy",
+    "PowerOfTwoPolicy", "PrefixPolicy",
 ]  # fmt: skip

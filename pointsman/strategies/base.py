@@ -105,6 +105,9 @@ class Strategy(SchedulingPolicy):
     all waiting requests on every dispatch.
     """
 
+    plugins: tuple[Any, ...] = ()
+    """Plugins that its rules read. A dispatcher tells them what it sends where, and which instances leave."""
+
     @abstractmethod
     def order(self, request: RequestMetadata) -> Any:
         """A sort key; the smallest goes first, equal keys in the order given."""

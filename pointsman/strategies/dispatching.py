@@ -56,5 +56,6 @@ def plan_for(
         strategy,
         lambda: FlowControl([band], single_band=True, default_request_ttl_s=ttl_s, first_wait_s=first_wait_s),
         policy=None if keeps_its_order(policy) else policy,
+        plugins=strategy.plugins,
         stand_in=FIFOPolicy(),
     )

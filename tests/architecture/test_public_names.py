@@ -39,8 +39,8 @@ PUBLIC = {
         "PredictedLatencyProducer",
     },
     "pointsman.strategies": {
-        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PowerOfTwoPolicy", "PriorityPolicy", "Rule",
-        "SchedulingPolicy", "SLOAwarePolicy", "Strategy", "rule",
+        "AdaptivePolicy", "CostOptimizedPolicy", "FIFOPolicy", "PowerOfTwoPolicy", "PrefixPolicy", "PriorityPolicy",
+        "Rule", "SchedulingPolicy", "SLOAwarePolicy", "Strategy", "rule",
     },
     "pointsman.placement": {
         "Arrangement", "Ask", "Claim", "DefragmentationPlan", "EngineAbility", "Fleet", "Move", "Need", "Place",

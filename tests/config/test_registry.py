@@ -52,6 +52,7 @@ def test_the_policies() -> None:
         "cost-optimized",
         "adaptive",
         "power-of-two",
+        "prefix",
     }
 
 

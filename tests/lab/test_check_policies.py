@@ -13,6 +13,7 @@ from pointsman.strategies import (
     CostOptimizedPolicy,
     FIFOPolicy,
     PowerOfTwoPolicy,
+    PrefixPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -349,7 +350,8 @@ def test_burning_processor_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy, PowerOfTwoPolicy]
+    "strategy",
+    [FIFOPolicy, PriorityPolicy, SLOAwarePolicy, CostOptimizedPolicy, AdaptivePolicy, PowerOfTwoPolicy, PrefixPolicy],
 )
 def test_the_built_in_strategies_keep_all(strategy: type[SchedulingPolicy]) -> None:
     report = check(strategy, 15)

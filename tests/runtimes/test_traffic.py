@@ -20,7 +20,7 @@ from pointsman.runtimes.tasks import LoopClock
 from pointsman.runtimes.traffic import Lane, Traffic, in_flight, only_lane, prefix_producers, scheduling_problems
 from pointsman.types import ExecutionInstance, RequestMetadata
 
-STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive"]
+STRATEGIES = ["fifo", "priority", "slo-aware", "cost-optimized", "adaptive", "prefix"]
 
 
 def plans(*names: str, policy: str = "fifo", **fields: Any) -> tuple[DeploymentPlan, ...]:

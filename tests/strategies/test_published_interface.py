@@ -13,6 +13,7 @@ from pointsman.strategies import (
     CostOptimizedPolicy,
     FIFOPolicy,
     PowerOfTwoPolicy,
+    PrefixPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -116,6 +117,7 @@ def test_metadata_may_hold_anything() -> None:
         (CostOptimizedPolicy, "cost-optimized"),
         (AdaptivePolicy, "adaptive"),
         (PowerOfTwoPolicy, "power-of-two"),
+        (PrefixPolicy, "prefix"),
     ],
 )
 def test_the_published_names_are_the_built_in_policies(policy: type[SchedulingPolicy], name: str) -> None:

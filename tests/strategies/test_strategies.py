@@ -19,6 +19,7 @@ from pointsman.strategies import (
     CostOptimizedPolicy,
     FIFOPolicy,
     PowerOfTwoPolicy,
+    PrefixPolicy,
     PriorityPolicy,
     SchedulingPolicy,
     SLOAwarePolicy,
@@ -33,6 +34,7 @@ ALL: list[type[SchedulingPolicy]] = [
     CostOptimizedPolicy,
     AdaptivePolicy,
     PowerOfTwoPolicy,
+    PrefixPolicy,
 ]
 
 FAST = ExecutionInstance(

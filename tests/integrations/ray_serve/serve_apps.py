@@ -79,6 +79,19 @@ class Named:
         return {"kv_cache_usage": 0.9 if len(ids) == 2 and min(ids) == self._me else 0.1}
 
 
+@serve.deployment(num_replicas=2, max_ongoing_requests=4, ray_actor_options=SMALL)
+class Held:
+    """Answers with the id of its replica, once the gate is open."""
+
+    def __init__(self, gate_name: str) -> None:
+        self._name, self._gate = gate_name, gate()
+        self._me = str(serve.get_replica_context().replica_id.unique_id)
+
+    async def __call__(self, prompt: str) -> str:
+        await self._gate.pass_through.remote(self._name, self._me)
+        return self._me
+
+
 @ray.remote(num_cpus=0)
 class Board:
     def __init__(self) -> None:

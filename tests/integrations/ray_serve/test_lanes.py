@@ -87,6 +87,23 @@ async def test_requests_wait_in_the_order_of_the_policy() -> None:
     assert one.status()["running"] == 2
 
 
+@pytest.mark.parametrize(
+    ("parameters", "together"),
+    [({}, 4), ({"maxImbalance": None}, 4), ({"maxImbalance": 1}, 2), ({"maxImbalance": 0}, 1), ({"minMatch": 1.0}, 1)],
+)
+@in_a_loop
+async def test_prompts_that_begin_alike_share_a_replica(parameters: dict[str, Any], together: int) -> None:
+    replicas = [Replica(name=name, max_ongoing=4) for name in "ab"]
+    one = lane(*replicas, policy="prefix", parameters=parameters)
+    shared = "You answer in one word. " * 40
+    chosen = [await one.choose(request(f"r{number}", prompt=f"{shared}{number:099}")) for number in range(8)]
+    assert [one == chosen[0] for one in chosen[: together + 1]] == [True] * together + [False]
+    assert sorted(chosen) == list("aaaabbbb"), "all of them have room for four"
+    record = one.dispatcher.records.get(f"r{together}")
+    assert record is not None
+    assert record.strategy == "prefix"
+
+
 @in_a_loop
 async def test_a_replica_that_others_have_filled_is_left_out_until_it_says_otherwise() -> None:
     one = lane(Replica(name="a", max_ongoing=2))

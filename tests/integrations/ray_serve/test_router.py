@@ -132,6 +132,74 @@ def test_sessions_prefixes_models_and_stats_attract_requests(zoo: Cluster) -> No
     until(lambda: {loading.remote("x").result() for _ in range(8)} == {first}, "the model is known")
 
 
+def test_prompts_that_begin_alike_share_a_replica_while_it_has_room(cluster: Cluster) -> None:
+    import ray
+
+    from pointsman.integrations.ray_serve import pointsman_routing
+    from tests.integrations.ray_serve.serve_apps import Held, gate
+
+    held: Any = Held
+    handle = cluster.run(held.options(request_router_config=pointsman_routing("prefix")).bind("prefix"), "prefix")
+    shared = "You answer in one word, and you never say why. " * 30
+    came = partial(lambda: ray.get(gate().came.remote("prefix")))
+    running = []
+    for number in range(8):
+        running.append(handle.remote(f"{shared}Question {number}?"))
+        until(lambda: len(came()) == len(running), "the request runs", came)
+    first, *_ = ran = came()
+    assert ran[:4] == [first] * 4, "it has room for four"
+    assert first not in ran[4:], "it has no room"
+    ray.get(gate().open.remote("prefix"))
+    assert [one.result() for one in running] == ran
+    other = "Translate the following text, word by word. " * 30
+    assert len({handle.remote(f"{other}Text {number}.").result() for number in range(8)}) == 1
+    [status] = until(lambda: statuses("prefix/Held"), "the router reports")
+    assert (status["strategy"], status["problems"]) == ("prefix", [])
+
+
+def test_the_router_and_the_scaling_can_be_removed_again(cluster: Cluster) -> None:
+    """Serve's proxies keep the router of a deployment that they know, so one with another router has another name."""
+    from ray import serve
+
+    from pointsman.errors import UnknownName
+    from pointsman.integrations.ray_serve import explain, pointsman_routing, pointsman_scaling
+    from tests.integrations.ray_serve.serve_apps import Named
+
+    named: Any = Named
+    limits = {"min_replicas": 2, "max_replicas": 3}
+    theirs = named.options(name="theirs", num_replicas="auto", autoscaling_config=limits)
+    path = "pointsman.integrations.ray_serve.router.PointsmanRouter"
+    kwargs = {"policy": "prefix", "parameters": {"maxImbalance": 20}}
+    steps = [
+        (theirs, ""),
+        (theirs.options(name="ours", request_router_config=pointsman_routing("prefix")), "prefix"),
+        (
+            theirs.options(
+                name="as-text",
+                request_router_config={"request_router_class": path, "request_router_kwargs": kwargs},
+            ),
+            "prefix",
+        ),
+        (theirs.options(autoscaling_config=limits | {"policy": pointsman_scaling()}), ""),
+        (theirs, ""),
+    ]
+    for number, (step, strategy) in enumerate(steps):
+        cluster.run(step.bind(), "undone")
+        name = f"step-{number}"
+        until(lambda: cluster.ask("/undone").status == 200, "the application answers")
+        assert cluster.ask("/undone", {"x-request-id": name}).status == 200
+        if strategy:
+            assert explain(name).data["strategy"] == strategy
+        else:
+            with pytest.raises(UnknownName):
+                explain(name)
+        details = serve.context._get_global_client().get_serve_details()["applications"]["undone"]
+        [(deployed, found)] = details["deployments"].items()
+        bounds = found["deployment_config"]["autoscaling_config"]
+        assert (deployed, bounds["min_replicas"], bounds["max_replicas"]) == (step.name, 2, 3)
+        assert ("pointsman" in bounds["policy"]["policy_function"]) == (number == 3)
+
+
 def test_settings_that_cannot_be_read_are_refused(zoo: Cluster) -> None:
     from ray import serve
 

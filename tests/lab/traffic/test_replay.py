@@ -34,7 +34,7 @@ from pointsman.runtimes.simulation.faults import read_faults
 from tests.lab.traffic.workloads import conversations, recorded, setting, written
 
 
-@pytest.mark.parametrize("policy", [*LAB_POLICIES, "power-of-two", "slo-aware", "queue-scorer"])
+@pytest.mark.parametrize("policy", [*LAB_POLICIES, "power-of-two", "slo-aware", "prefix", "queue-scorer"])
 def test_every_request_ends_once_with_times_in_order(policy: str) -> None:
     each = conversations()
     replayed = replay(recorded(*each), setting(), policy_of(policy))
