@@ -132,9 +132,10 @@ class NodeMemory:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a small file in one step: others may read it at any time."""
+    """Write a small file in one step: other processes of this user may read it at any time."""
     unfinished = file.with_suffix(".new")
-    unfinished.write_text(text, encoding="utf-8")
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
     unfinished.replace(file)
 
 

@@ -161,6 +161,20 @@ async def collects_records(scene: Scene) -> None:
     await eventually(lambda: not history.fresh, "it is collected")
 
 
+async def measures_the_loop(scene: Scene) -> None:
+    delay = scene.embedded.gateway.turns.delay
+    known = sum(delay.counts)
+    await eventually(lambda: sum(delay.counts) > known, "the loop is measured")
+
+
+async def hears_instances(scene: Scene) -> None:
+    upstream = scene.embedded.gateway.upstream
+    lanes = scene.embedded.gateway.traffic.all_lanes()
+    [pool] = [upstream.pool_of(one) for lane in lanes for one in lane.dispatcher.fleet.instances()]
+    pool.is_heard = True
+    await eventually(lambda: not pool.is_heard, "it is noted that something came")
+
+
 KEPT: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "gateway timeouts": times_clients_out,
     "plane watch": reads_endpoints_files,
@@ -169,6 +183,8 @@ KEPT: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "shared memory sweep": removes_shared_memory,
     "store": stores_what_waits,
     "request records": collects_records,
+    "loop beat": measures_the_loop,
+    "silent instances": hears_instances,
 }
 """Every task that lives as long as the plane, and what shows that it works."""
 
