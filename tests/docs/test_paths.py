@@ -1,4 +1,4 @@
-"""Every file that a page names exists."""
+"""Every file that a page names exists, and no page holds the leftovers of a merge."""
 
 import re
 from pathlib import Path
@@ -31,3 +31,9 @@ def test_the_files_that_a_page_names_exist(page: Path) -> None:
     named = set(NAMED.findall(page.read_text(encoding="utf-8"))) - {"path/to/file.py"}  # stands for any file
     places = (ROOT, ROOT / "pointsman", page.parent)
     assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_merge_is_left_unfinished(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith(("<<<<<<< ", ">>>>>>> "))] == []
