@@ -129,8 +129,7 @@ class Harness:
         for number in range(rounds):
             for index, client in enumerate(self.clients):
                 client.data_received(self.requests[(number + index) % 64])
-            self.gateway._arrivals.hand_over()
-            self.gateway.outbox.flush()
+            self._hand_over()
             upstreams += [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
             for connection in upstreams:
                 connection.data_received(HTTP_ANSWER)
@@ -142,13 +141,19 @@ class Harness:
         for number in range(rounds):
             for index, client in enumerate(self.clients):
                 client.data_received(self.streams[(number + index) % 64])
-            self.gateway._arrivals.hand_over()
-            self.gateway.outbox.flush()
+            self._hand_over()
             upstreams = [client.serving._attempt for client in self.clients]  # type: ignore[union-attr]
             for piece in (STREAM_HEAD, *[PIECE] * pieces, STREAM_END):
                 for connection in upstreams:
                     connection.data_received(piece)
                 self.gateway.outbox.flush()
+
+    def _hand_over(self) -> None:
+        """Do at once what the loop does in its next turns."""
+        while self.gateway.long_bodies:
+            self.gateway.long_bodies._take_steps()
+        self.gateway._arrivals.hand_over()
+        self.gateway.outbox.flush()
 
     def dispatch(self, rounds: int) -> None:
         """The same requests through the dispatcher alone."""
