@@ -135,6 +135,13 @@ class RequestParser:
         if not self._is_waiting:
             self._read()
 
+    def rest(self) -> bool:
+        """Wait for the next request. False if a part of it has come, and nothing is done."""
+        if self._data or self.in_body or self._head is not None:
+            return False
+        self._is_waiting = False
+        return True
+
     def read_on(self) -> None:
         """Continue reading, up to the end of the next request."""
         self._is_waiting = False

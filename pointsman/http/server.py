@@ -169,7 +169,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         parser = self.parser
         if parser.space is None:
-            self.data_received(bytes(self.owner.buffered.scratch[:nbytes]))
+            parser.feed(bytes(self.owner.buffered.scratch[:nbytes]))
+            if parser.unread:
+                self._hold_unread()
             is_enough = nbytes == READ_BYTES and parser.space is None
         else:
             parser.filled(nbytes)
@@ -273,6 +275,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _next(self) -> None:
         self.idle_since = now = time.monotonic()
+        if self.parser.rest():
+            self.deadline = now + self.owner.limits.idle_timeout
+            return
         self.deadline = now + self._timeout_s()
         if self.parser.unread:
             # Do not answer from here: a client that sends many requests at once gets one answer per turn of the loop.

@@ -101,8 +101,9 @@ def block_hashes(
     if end < len(tokens) or blocks > ROW:
         tokens = memoryview(tokens)[:end]  # slices of bytes would be copies
     last = end if held is None else min(end, held * step)
-    links = _links(tokens[: ROW * step], first, step)  # the seed of each hash chains it to the hashes before
-    start = ROW * step
+    start, link = ROW * step, first
+    # The seed of each hash chains it to the hashes before.
+    links = [link := xxh3_64_intdigest(tokens[at : at + step], link) for at in range(0, min(start, len(tokens)), step)]
     while start < last:
         step *= 2
         row = memoryview(tokens)[start : start + ROW * step]
