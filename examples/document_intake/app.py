@@ -198,7 +198,7 @@ def drawn(lines: list[str] = LETTER, stamp: str = STAMP) -> bytes:
 
 
 def main(*, deployed: bool) -> None:
-    """Have the letter read: in this process, or by replicas that are asked over HTTP."""
+    """Have the letter read: in this process, or by replicas, over HTTP."""
     if deployed:
         handle = pm.build(dag).deploy()
         with urlopen(Request(handle.url, drawn(), {"content-type": "image/png"})) as answer:

@@ -74,7 +74,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     """One machine, or several equal ones."""
 
     name: str
-    """With a count: w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
+    """The name of the machine. If `count` is set, w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
     count: Repeats | None = None
     cpus: Amount
     memory: Size

@@ -77,7 +77,7 @@ class Exited(ControllerEvent, frozen=True):
 
     instance_id: str
     why: str
-    """For operators, such as: exit code 1: the last line of its log."""
+    """The cause, for operators, such as: exit code 1: the last line of its log."""
     final: Reason | None = None
     """If it was starting: why no further try can succeed before a change, and what to do; None if one may."""
 

@@ -12,7 +12,8 @@ _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G
 
 
 class Options:
-    """By name: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last one counts."""
+    """Options of a command line: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last
+    value counts."""
 
     def __init__(self, args: Iterable[str], short: Mapping[str, str] | None = None) -> None:
         """`short`: other forms, and the names that they stand for."""

@@ -82,7 +82,8 @@ class Keys:
         return bool(self._admin) and compare_digest(digest, self._admin)
 
     def admin_fingerprint(self, request: HttpRequest) -> str:
-        """The start of the hash of a request's admin key: it tells keys apart and opens nothing. Empty without one."""
+        """The start of the hash of a request's admin key: it identifies a key without granting access. Empty without
+        one."""
         return sha256(_credentials(request)).hexdigest()[:FINGERPRINT] if self.opens_admin(request) else ""
 
     def _lookup(self, credentials: bytes) -> Tenant | None:

@@ -71,7 +71,7 @@ class OtherApi:
         return body
 
     def refused(self, one: InFlight, status: int) -> bool:
-        """Whether the same instance is asked again in another form."""
+        """Whether the request is sent to the same instance again, in another form."""
         return False
 
     def served(self, one: InFlight) -> None:

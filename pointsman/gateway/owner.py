@@ -1,6 +1,6 @@
 """Several gateways for one plane, as the process of the plane has them: their links, limits, metrics and answers.
 
-Enters: connections of gateways (`gateway/process.py`), and what is asked about all of them. Leaves: documents,
+Enters: connections of gateways (`gateway/process.py`), and inquiries about all of them. Leaves: documents,
 instances and grants for each, and answers for all together. The one rule: a counter that was shown never falls. What a
 process that has ended had counted when it was last asked stays in the sum.
 """

@@ -134,7 +134,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The summaries of pipelines' and refused requests are stored as they are."""
     details: msgspec.Raw = msgspec.Raw(b"{}")
     text: str = ""
-    """Of a request to a model it is made of the details, when it is shown."""
+    """The record as text. For a request to a model, it is made from the details when it is shown."""
 
     @property
     def request_id(self) -> str:
@@ -395,7 +395,7 @@ class RequestHistory:
             await self._file.close()
             self._file = None
 
-    # What is asked
+    # Queries
 
     def kept(self) -> list[AnyRecord]:
         """Records of this plane, in no order."""

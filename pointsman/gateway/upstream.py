@@ -379,7 +379,7 @@ class Upstream:
         self.lacks: set[tuple[str, bytes]] = set()
         """Instances, and the paths that they lack although their engines should have them."""
         self.takes_usage: dict[str, bool] = {}
-        """By instance: whether it takes `stream_options.include_usage`, once that is known."""
+        """Whether each instance takes `stream_options.include_usage`, once that is known."""
 
     def configure(self, settings: UpstreamSpec) -> None:
         self.settings = settings

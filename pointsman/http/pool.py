@@ -37,7 +37,7 @@ REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 # third of the cost of a request. With few requests in flight nothing is gained, and bytes are written at once.
 
 FEW = 2
-"""With at most this many requests in flight, writes are not collected."""
+"""If at most this many requests are in flight, writes are not collected."""
 LARGE = 8 * 1024
 """Longer pieces are written at once."""
 
@@ -280,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
                 self._take_head(head, data)
                 return
             if head.status == 101:
-                raise MalformedHttp("it goes on in another protocol")
+                raise MalformedHttp("the server switched to another protocol")
         if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
             raise MalformedHttp(f"it begins with {shown_bytes(data, 40)}")
         self._buffer = data

@@ -109,11 +109,11 @@ class _Building:
         self._owners: dict[str, Owner] = {}
         self._naming = _Naming(self._wrong)
         self._names: dict[int, str] = {}
-        """By the identity of an owner: the name of its node."""
+        """The name of each node, by the identity of its owner."""
         self._nodes: dict[str, Node] = {}
         self._calls: dict[str, Call] = {}
         self._ids: dict[int, str] = {}
-        """By the identity of a call node: the id of its call."""
+        """The id of each call, by the identity of its call node."""
         self._open: list[int] = []
         """Calls and containers that the pass is inside of."""
         self._input: InputNode | None = None

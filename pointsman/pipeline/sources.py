@@ -11,8 +11,8 @@ from msgspec import MsgspecError, msgpack
 Sources: TypeAlias = Mapping[Path, bytes]
 """The content of files of code, as it was when a version came into force."""
 MAX_KEPT_BYTES = 96 * 1024
-"""Of the compressed sources of one node; the sources of a larger one are not kept. They fit into one environment
-variable of a replica."""
+"""Maximum size of the compressed sources of one node, so that they fit into one environment variable of a replica. The
+sources of a node beyond it are not kept."""
 
 
 def pack_sources(sources: Sources) -> str:

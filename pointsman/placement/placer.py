@@ -167,7 +167,7 @@ class Placer:
         return Refused(ask, [RejectedEach(self.fleet.workers, np.arange(len(self.fleet)), lambda _: why)])
 
     def admitted(self, ask: Ask) -> Mask:
-        """The workers that it may be on, whether there is room or not, by row."""
+        """The workers that it may be on, by row, whether or not they have room."""
         run = self._admission.run(Cycle(ask), self.fleet.workers)
         among = np.zeros(len(self.fleet), dtype=bool)
         if isinstance(run, ProfileResult):

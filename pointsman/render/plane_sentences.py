@@ -120,7 +120,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "usage-refused": words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
     "probes-not-made": remedied("{instances} instances could not be probed, and stay as they are: {error}"),
     "records-not-stored": "records cannot be written to {file}: {error}; {lost} were dropped so far. "
-    "Requests go on; free space on its disk, or make it writable",
+    "Requests are still served; free space on its disk, or make it writable",
     "prefix-index-full": words(
         'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
         "were dropped; raise gateway.maxPrefixIndexBytes"

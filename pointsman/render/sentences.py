@@ -203,7 +203,7 @@ NOT_ALLOWED: Mapping[str, Template | Phrase] = {
     ),
     "copies-on-one-worker": Phrase("not allowed: copies of a data parallel instance share a worker", "{copies} copies"),
     "gpu-layers-set": Phrase(
-        "not allowed: the engine is told how many layers GPUs hold", "{gpu_layers} of {layers} layers"
+        "not allowed: the engine's parameters set how many layers GPUs hold", "{gpu_layers} of {layers} layers"
     ),
     "means-gpus": Phrase("not allowed: the placement asks for GPUs (to run without, set cpu)"),
     "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),

@@ -220,7 +220,7 @@ class ReplicaCall:
         self.context = context
         self.form = head.form
         self.handed_handles = False
-        """Among its arguments are handles: it may wait for other nodes."""
+        """Whether its arguments include handles: then it may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
         """Cancelled if the answer is not wanted any more."""

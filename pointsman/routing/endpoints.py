@@ -25,7 +25,7 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 HOLDS_UNTIL = "holds_until"
-"""Until when the measurements of an idle engine, which is measured less often, are current; -inf: by their age."""
+"""When the measurements of an idle engine, which is measured less often, are out of date; -inf: by their age."""
 SENT_SINCE_MEASURED = "sent_since_measured"
 """Requests sent from the backlog since that measurement, which does not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
@@ -55,7 +55,7 @@ LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
 
 THROUGHPUT_MEMORY = 5_000.0
-"""In tokens: the weight of what was declared and learned of the throughput so far."""
+"""The weight, in tokens, of what was declared and learned of the throughput so far."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -214,7 +214,7 @@ class LoadColumns:
         self.set(endpoint, load if load > 0.0 else 0.0)
 
     def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
-        """Release the tokens of a prompt that was processed; the request itself goes on."""
+        """Release the tokens of a prompt that was processed; the request itself continues."""
         if endpoint.row >= 0:
             self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
 

@@ -112,7 +112,7 @@ class EngineWork:
         self.head_ms = 0.0
         """The reading time of the first prompt."""
         self.since = 0.0
-        """Since when the first prompt is being read."""
+        """When the reading of the first prompt began."""
         self.read_ms = 0.0
         """The time spent reading, up to the last event."""
         self.context = 0.0

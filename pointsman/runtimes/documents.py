@@ -47,7 +47,7 @@ class Documents:
         """Generation of the manifest in force; it grows with each manifest that is applied."""
         self.files = EndpointsFiles()
         self.noted: Callable[[Changes, str, Asker], None] = lambda *_: None
-        """Called with what has changed, how the history describes it, and who asked for it."""
+        """Called with what has changed, how the history describes it, and who requested it."""
         self._store = store
         self._preview = preview
         self._enforce = enforce
@@ -171,7 +171,7 @@ class Documents:
 
 
 async def _loaded(document: ManifestText, sources: Sources | None = None) -> PointsmanPlan:
-    # On a thread: it may import modules of the user, and requests go on meanwhile.
+    # On a thread: it may import modules of the user, and requests must be served meanwhile.
     return await asyncio.to_thread(load_document, document, sources=sources)
 
 

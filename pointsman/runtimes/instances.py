@@ -78,7 +78,7 @@ class Evidence:
         self._load = load
         self._tell = tell
         self._seen: dict[str, tuple[float, int]] = {}
-        """By instance: the time of the last check, and the number of requests sent to it before."""
+        """The time of the last check of each instance, and the number of requests sent to it before."""
         self._idle: set[str] = set()
         """Instances that their controller knows to be idle."""
 

@@ -1,7 +1,7 @@
 """The plane on any runtime: documents in force, the control loop, and scaling.
 
 Enters: documents, and operators' orders. Leaves: running instances, lanes of traffic, and a status. The one rule: the
-controller decides, the runtime carries its commands out, and everything that happens is told to the controller.
+controller decides, the runtime carries its commands out, and everything that happens is reported to the controller.
 """
 
 import asyncio

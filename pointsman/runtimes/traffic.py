@@ -48,7 +48,7 @@ from pointsman.types import ExecutionInstance
 RETRY_S = 1.0
 """Pause after the timer of a lane has raised."""
 FAILURES_IN_A_ROW = 3
-"""Number of requests that fail in a row on an instance before its controller is told."""
+"""Number of requests that fail in a row on an instance before its controller is notified."""
 
 
 class Carrier(Protocol):

@@ -176,7 +176,7 @@ class Producer(Protocol[C]):
     """Prepares facts about the candidates for one cycle, before any profile runs."""
 
     def produce(self, cycle: Cycle[Any], candidates: Roster[C]) -> None:
-        """Put facts into the cycle. An exception is noted in the trace, and the cycle goes on without them."""
+        """Put facts into the cycle. An exception is noted in the trace, and the cycle continues without them."""
         ...
 
 

@@ -55,7 +55,7 @@ _Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length
 
 class _Buffers(msgspec.Struct, array_like=True):
     file: str
-    """In shared memory; empty if the buffers are inline."""
+    """The file in shared memory; empty if the buffers are inline."""
     home: str
     """The node whose memory it is in; empty if there is only one node."""
     length: int

@@ -70,7 +70,7 @@ class StepCalls:
         self._form = form
         """The form of the answer."""
         self._calls: dict[int, StepCall] = {}
-        """By index of the step."""
+        """Calls in flight, by index of the step."""
         self.models: dict[int, ModelCall] = {}
 
     def __iter__(self) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """Requests and replicas of a Serve deployment as our dispatcher sees them; nothing here imports Ray.
 
-Enters: requests, what Serve tells of replicas, and the ends of requests. Leaves: a future of the replica for each
+Enters: requests, what Serve reports about replicas, and the ends of requests. Leaves: a future of the replica for each
 request. The one rule: the dispatcher decides, and where the code of a user fails, power of two does, at once.
 """
 
@@ -376,7 +376,7 @@ class ReplicaLane:
         contain(self._lane, ThreadWatch(clock.now))
         self.replicas = KnownReplicas(self._lane)
         self._chosen: dict[str, asyncio.Future[str]] = {}
-        """By request: the name of its replica."""
+        """The name of each request's replica, by request id."""
         self.revoke_request: Callable[[str], None] = lambda _: None
         """(request): stop the request for a more important one."""
         self._revoked: set[str] = set()

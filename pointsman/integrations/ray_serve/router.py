@@ -1,7 +1,7 @@
 """`PointsmanRouter`: a request router of Ray Serve whose decisions are those of our dispatcher.
 
-Enters: what Serve tells its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as with
-any router; which request goes next, and where, is decided in the lane.
+Enters: what Serve passes to its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as
+with any router; which request goes next, and where, is decided in the lane.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from pointsman.strategies import SchedulingPolicy
 from pointsman.types import MAX_NAME, RequestMetadata
 
 REPORTS_ENDS = hasattr(RequestRouter, "on_request_completed")
-"""Ray 2.55 and newer tell a router when a request has ended."""
+"""Ray 2.55 and newer notify a router when a request has ended."""
 EXTENSION = "pointsman"
 """The keyword argument of a handle call with settings for the router: priority, deadline_ms, session and so on."""
 OURS = "pointsman_request"
@@ -177,7 +177,7 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
 
 
 class ReportingReplica(RunningReplica):  # type: ignore[misc]
-    """A replica that tells the router itself when a try has ended, whether the replica took the request or not."""
+    """A replica that itself notifies the router when a try has ended, whether or not it took the request."""
 
     def __init__(self, info: Any, ended: Callable[[Any, str], None]) -> None:
         """`ended`: called on any thread, with the ids of replica and request."""
@@ -223,7 +223,7 @@ class PointsmanRouter(CommonRouter):
         self._lane.revoke_request = self._revoke
         self._by_name: dict[str, RunningReplica] = {}
         self._sent: defaultdict[tuple[str, str], list[RequestMetadata]] = defaultdict(list)
-        """By Serve's own id and replica, the oldest first: calls that one request makes have the same id."""
+        """Requests sent, by Serve's id and replica, the oldest first: the calls that one request makes share its id."""
         self._rejected: Counter[tuple[str, str]] = Counter()
         """Tries that a replica did not take, and whose ends Serve still reports."""
         self._results: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class PointsmanRouter(CommonRouter):
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """The replica for a request: the one method by which Serve asks for it."""
+        """Choose the replica for a request. This is the method that Serve calls."""
         key = pending_request.metadata.internal_request_id
         request: RequestMetadata | None = getattr(pending_request, OURS, None)
         if request is None:

@@ -1,9 +1,9 @@
 """`pointsman_scaling`: our scaling policies as the policy of Serve's autoscaler.
 
-Enters: what Serve's controller tells of a deployment, and what our routers have measured. Leaves: a number of replicas.
-The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications. The policy
-runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of the
-deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
+Enters: what Serve's controller reports about a deployment, and what our routers have measured. Leaves: a number of
+replicas. The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications.
+The policy runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of
+the deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
 """
 
 import base64

@@ -78,7 +78,7 @@ def check_in_subprocess(
 ) -> Report:
     """Like `check`, for a policy by its name. Raises if it cannot be built.
 
-    If the policy hangs or ends its process, another process goes on, without the case in which that happened.
+    If the policy hangs or ends its process, another process continues, without the case in which that happened.
     """
     report, avoid, hung = ReportBuilder(), set[str](), set[str]()
     for _ in range(MAX_PROCESSES):
@@ -154,7 +154,7 @@ def _calls(thread_dump: str) -> list[str]:
 
 
 class LineWriter:
-    """In the child: writes each event as a line, and enforces time limits."""
+    """Writes each event as a line, and enforces time limits. Used in the child."""
 
     def __init__(self, output: int, answer_timeout_s: float) -> None:
         self._output, self._answer_timeout_s = os.fdopen(output, "wb"), answer_timeout_s

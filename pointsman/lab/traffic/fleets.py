@@ -1,4 +1,4 @@
-"""The fleet of a replay, which need not exist: so many engines of measured hardware, or a manifest.
+"""The fleet of a replay, which need not exist: a number of engines of measured hardware, or a manifest.
 
 Enters: `16x70B|a100_sxm|vllm|tp8` or a file, and a policy. Leaves: the manifest that the simulation runs. The one rule:
 a manifest stays as it is, except for the scheduling of the deployment whose policy is tried.

@@ -71,7 +71,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Latencies
     tpot: Latencies
     latency: Latencies
-    """From arrival to end."""
+    """Time from arrival to end."""
     hit_rate: float
     """Share of input tokens that were in prefix caches."""
     goodput_per_s: float

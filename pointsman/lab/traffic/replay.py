@@ -317,7 +317,7 @@ class _Sessions:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._open: dict[str, list[Arrival]] = {}
-        """By session with a turn in flight: the turns that wait for its end."""
+        """The turns that wait for the end of a turn in flight, by session."""
         self._of: dict[str, str] = {}
         self._thinking = 0
 

@@ -205,7 +205,7 @@ EMBEDDERS = frozenset(
 WINDOW_EVERY = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4, "olmo2": 4,
 }  # fmt: skip
-"""Of each group of this many layers, all but the last attend only to the window."""
+"""Sizes of groups of layers: in each group, all but the last layer attend only to the window."""
 
 
 def gguf_model(path: Path) -> Model:

@@ -164,7 +164,7 @@ VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
 """Its defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
 SAMPLER_BYTES = 12
-"""For each request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
+"""Bytes per request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
 VLLM_GPU_BYTES = 11 * GIB // 10
 """CUDA context, workspaces, communication."""
 VLLM_HOST_BYTES = 4 * GIB

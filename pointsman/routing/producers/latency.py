@@ -98,7 +98,8 @@ class PredictionErrors:
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {"ttft": [0.0] * 4, "tpot": [0.0] * 4}
-        """By latency: number of predictions, their sum, the sum of measured values, the sum of absolute differences."""
+        """Four numbers per latency: count of predictions, sums of predictions, of measurements and of absolute
+        errors."""
 
     def add(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
         sums = self.sums[kind]
@@ -142,7 +143,7 @@ class PredictedLatencyProducer:
         self._columns = PerMembers(self._laid_out)
         self._current = WorkColumns([], arrays=False)
         self._readers: dict[str, Endpoint] = {}
-        """By request: the endpoint that reads its prompt, if another one writes its answer."""
+        """The endpoint that reads the prompt of a request, if another one writes its answer, by request id."""
         self.errors = PredictionErrors()
         self._busy = 0.0
         self._seen_at = 0.0

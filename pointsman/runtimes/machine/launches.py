@@ -46,7 +46,7 @@ class Launches:
         self._given: dict[str, tuple[ProcessOrder, str]] = {}
         """Orders of this plane with their programs, which know whether another try may succeed."""
         self._astray: dict[str, tuple[str, str]] = {}
-        """By instance: the folder that its worker lacks, and the folder in which it runs instead."""
+        """The folder that an instance's worker lacks, and the folder in which it runs instead, by instance."""
 
     def all(self) -> list[StoredProcess]:
         return list(self._known.values())
@@ -66,7 +66,7 @@ class Launches:
         return [_adopted(process) for process in there.values()]
 
     def prepare(self, order: ProcessOrder, host: str, port: int, worker: str = "") -> ProcessStart | None:
-        """The process that a worker is to start at a port that it chose; None if there is none, which is told."""
+        """The process that a worker is to start at a port that it chose; None if there is none, which is reported."""
         name = order.instance_id
         try:
             launch = order.launch(host, port)

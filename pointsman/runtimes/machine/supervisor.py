@@ -88,7 +88,7 @@ class LeasedChildren:
         """None without a lease, or if the kernel refused it: then nothing is started."""
 
     def begin(self) -> None:
-        """From now on, engines run only under a lease."""
+        """Let engines run only under a lease."""
         if self.lease is None:
             self.lease = EngineLease(now())
             self._switch = KillTimer()

@@ -100,7 +100,7 @@ class RayNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
 
     def worker(self, seen: Worker) -> Worker:
-        """As Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
+        """The worker, as Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
         number = int(self.resources.get("GPU", 0))
         labels = {name: value for name, value in self.labels.items() if name != "ray.io/node-id"}
         cpus = self.resources.get("CPU", 0.0)

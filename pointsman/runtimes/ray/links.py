@@ -47,7 +47,7 @@ class Authority:
         """The secret of gateways and replicas."""
         self.problem: Reason | None = None
         self.agents: dict[str, Any] = {}
-        """By worker: the nodes that the keeper keeps if this plane dies."""
+        """The agents that the keeper keeps if this plane dies, by worker."""
         self.outruled = False
         """Whether another plane rules the cluster."""
         self._cluster, self._plane, self._tasks = cluster, plane, tasks
