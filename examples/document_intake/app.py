@@ -1,7 +1,7 @@
 """A letter comes in as an image; its lines, their languages and their tone go out as one JSON answer.
 
 python examples/document_intake/app.py               in this process
-python examples/document_intake/app.py --deploy      every stage in a process of its own
+python examples/document_intake/app.py --deploy      every stage in its own process
 """
 
 import io

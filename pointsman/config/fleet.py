@@ -3,7 +3,7 @@
 Enters: a file (`Path`) or text (`str`). Leaves: a `Snapshot`, or `ConfigError` with all problems.
 """
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
+# ruff: noqa: RUF012 (each struct gets its own empty list or mapping)
 
 import re
 from collections.abc import Mapping, Sequence

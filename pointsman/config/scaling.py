@@ -31,7 +31,7 @@ FIRST_WAIT_S = 300.0
 MIN_INTERVAL_S = 0.1
 MIN_HOURS_PER_MONTH = 28 * 24
 POLICY_FIELDS = frozenset({"policy", "parameters"})
-"""A node with one of these has a policy of its own."""
+"""A node with one of these has its own policy."""
 
 
 def scaling(

@@ -35,7 +35,7 @@ from pointsman.scaling.limits import MetricQuery, ScalingLimits
 
 # The published `EndpointPickerConfig`; a field that ends in "ref" holds the name of a plugin
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
+# ruff: noqa: RUF012 (each struct gets its own empty list or mapping)
 
 
 class PluginSpec(Section, frozen=True):

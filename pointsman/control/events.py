@@ -100,7 +100,7 @@ class Silent(ControllerEvent, frozen=True):
 
 
 class ProbeNotMade(ControllerEvent, frozen=True):
-    """The runtime could not probe an instance, for a reason of its own: nothing is known about the instance."""
+    """The runtime itself could not probe an instance: nothing is known about the instance."""
 
     instance_id: str
     why: str

@@ -102,7 +102,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     tls: bool
     process: str | None
-    """The runtime's name for its process; None if it has none of ours."""
+    """The runtime's name for its process; None if Pointsman does not run it."""
     in_service: bool
     """Whether requests are on it, or may be sent to it."""
     restarts: int
@@ -115,7 +115,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain_asked: bool
     """Whether an operator drains it."""
     endpoint: DesiredEndpoint | None
-    """None if it is a process of ours."""
+    """None if it is a Pointsman process."""
     place: Place | None = None
     """None if it has none, or needs none."""
     unplaced: bool = False

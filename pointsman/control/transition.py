@@ -61,7 +61,7 @@ class Transition:
         return self.state.instances.get(instance_id)
 
     def find_process(self, instance_id: str) -> Instance | None:
-        """The instance, if it has a process of ours or is about to have one."""
+        """The instance, if it has a Pointsman process or is about to have one."""
         instance = self.find(instance_id)
         if instance is None or instance.endpoint is not None or instance.phase is Phase.BACKING_OFF:
             return None

@@ -321,7 +321,7 @@ class RequestHistory:
         body: bytes | None = None,
     ) -> None:
         """Answer a request that reaches no dispatcher, and record it if it is one to a model or an application.
-        `request_id`: if it has one already. `body`: of the answer, if that has a form of its own."""
+        `request_id`: if it has one already. `body`: of the answer, if that has its own form."""
         if http.method == b"POST" and not http.path.startswith(NOT_RECORDED):
             request_id = self.note_refused(http, error, tenant, model, request_id)
             error.lines += b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")

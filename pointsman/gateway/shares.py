@@ -90,7 +90,7 @@ class GrantedTenant(Tenant):
 
     def budget_left(self, now: float) -> float:
         if self.period_ends is not None and now >= self.period_ends:
-            self.period_ends = None  # a grant may be on its way
+            self.period_ends = None  # a grant may arrive soon
         return self.cost_left.left
 
     def use(self, cost: float, tokens: float, now: float) -> None:

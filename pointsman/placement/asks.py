@@ -276,7 +276,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
     tiers: tuple[Tier, ...] = ()
     """The ways to fit that it may have, in this order; empty: those that its rules allow, in the default order."""
     data_parallel_size: int = 1
-    """Number of copies of the model in one instance, each with GPUs of its own."""
+    """Number of copies of the model in one instance, each with its own GPUs."""
     gpu_utilization: float | None = None
     """Share of each of its GPUs that its engine takes, regardless of its need; None: what it needs."""
     gpu_layers: int | None = None

@@ -93,7 +93,7 @@ KNOWN_GPUS: tuple[GpuModel, ...] = (
         ("MI355X", 288, 294896),
         ("MI325X", 256, 262128),
         ("MI300X", 192, 196592),
-        ("MI250X", 64, 65520),  # each of its two halves is a GPU of its own
+        ("MI250X", 64, 65520),  # each of its two halves counts as a GPU
         ("MI250", 64, 65520),
         ("MI210", 64, 65520),
         ("MI100", 32, 32752),

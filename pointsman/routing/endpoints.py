@@ -33,7 +33,7 @@ IN_FLIGHT_TOKENS = "in_flight_tokens"
 THEIR_TOKENS = "their_tokens"
 """The tokens in flight that other dispatchers have sent."""
 LOAD = "load"
-"""Requests on it: ours in flight, and those that it reported beyond them."""
+"""Requests on it: those in flight from this dispatcher, and those that it reported beyond them."""
 LIMIT = "max_concurrency"
 """The limit of requests; inf if none is known."""
 IS_FULL = "is_full"
@@ -190,7 +190,7 @@ class LoadColumns:
         columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 
     def reserve(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one more request of ours, at once: the next decision must see it."""
+        """Count one more request of this dispatcher at once: the next decision must see it."""
         if endpoint.row < 0:
             return
         columns, row = self.columns, endpoint.row

@@ -69,7 +69,7 @@ class Writing:
         """`read_ms` of the instance at that time."""
         self.prompt = prompt.prompt
         self.late = began > prompt.due
-        """Whether its first token came too late."""
+        """Whether its first token was late."""
         self.tpot_slo = prompt.tpot_slo
         self.sent, self.step, self.streams, self.done = prompt.sent, prompt.tpot, prompt.streams, prompt.done
 

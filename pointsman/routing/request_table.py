@@ -1,6 +1,6 @@
 """The table of requests: every request that has arrived and not left, waiting in a queue or sent to an instance.
 
-Each model has a queue of its own, so that no model's requests hold up another's. The one rule: a request is in the
+Each model has its own queue, so that no model's requests hold up another's. The one rule: a request is in the
 table exactly once, and only the table moves it, from waiting to sent and back, and out.
 """
 

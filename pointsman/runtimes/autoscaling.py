@@ -418,7 +418,7 @@ class ScalingState:
 
 
 class PolicyLoop:
-    """Calls every policy when it is due: each on a thread of its own, one call at a time, with a time limit."""
+    """Calls every policy when it is due: each on its own thread, one call at a time, with a time limit."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ class PolicyLoop:
         policy.end(self._clock())
         self._woken.set()
         error = None if call.cancelled() else call.exception()
-        if error is not None:  # a bug of ours: the next call may succeed
+        if error is not None:  # a bug in Pointsman: the next call may succeed
             self._background.failed(f"scaling of {policy.plan.name}", error)
 
     async def _decide(self, policy: ActivePolicy) -> None:

@@ -1,4 +1,4 @@
-"""Requests on their way: one lane per deployment, each with its dispatcher.
+"""Requests in progress: one lane per deployment, each with its dispatcher.
 
 Enters: requests (from a gateway), instances and metrics (from a plane). Leaves: commands, to the carrier. The one rule:
 what a dispatcher decides is carried out at once, in its order.

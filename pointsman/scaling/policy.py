@@ -127,7 +127,7 @@ class Wish(msgspec.Struct, frozen=True):
 class ScalingPolicy(Protocol):
     """Says how many replicas it wants.
 
-    It is called at an interval, on a thread of its own. It must not block, and keeps what it must remember in
+    It is called at an interval, on its own thread. It must not block, and keeps what it must remember in
     `view.state`. The guard bounds, delays and records its answers.
     """
 

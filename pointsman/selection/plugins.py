@@ -153,7 +153,7 @@ _VALUES = (str, int, float, tuple, dict, type(None))
 
 
 class RejectedEach(Rejected[C]):
-    """Candidates that a filter rejects, each with a reason of its own, made by `why` when it is read."""
+    """Candidates that a filter rejects, each with its own reason, made by `why` when it is read."""
 
     __slots__ = ("_why",)
 

@@ -1,6 +1,6 @@
 """One request through an application: from its input to its answer, ended exactly once.
 
-The run says which steps are ready; each is sent as a request of its own; results are kept, unread, until all steps that
+The run says which steps are ready; each is sent as a separate request; results are kept, unread, until all steps that
 need them have them. When the deadline is over, the calls in flight are stopped.
 """
 

@@ -189,7 +189,7 @@ def _accepts(instance: ExecutionInstance) -> bool:
 class ThreadWatch:
     """Times the user's scheduling code on a thread, and abandons the thread when a call blocks.
 
-    Serve's router runs in a loop of its own, not on the main thread: no signal can interrupt code there. While a call
+    Serve's router runs in its own loop, not on the main thread: no signal can interrupt code there. While a call
     hangs, further calls are refused at once; the thread is interrupted as soon as it runs Python again.
     """
 
@@ -233,7 +233,7 @@ class ThreadWatch:
                     answer.put((list(made) if hasattr(made, "__next__") else made, None))
                 except BaseException as error:  # this includes the interrupting exception
                     answer.put((None, error))
-            except Stalled:  # it came too late: the call had ended
+            except Stalled:  # the interrupt came after the call had ended
                 continue
 
 

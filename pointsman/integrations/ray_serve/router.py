@@ -214,7 +214,7 @@ class CommonRouter(RequestRouter):  # type: ignore[misc]
 
 
 class PointsmanRouter(CommonRouter):
-    """Chooses replicas by a strategy or profile of ours; while none has room, requests wait in its order."""
+    """Chooses replicas by a Pointsman strategy or profile; while none has room, requests wait in its order."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """`kwargs`: those of `pointsman_routing`, which checks them; see docs/from-ray-serve.md."""

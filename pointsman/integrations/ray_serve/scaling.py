@@ -106,7 +106,7 @@ NOT_YET = object()
 
 
 class PolicyCall:
-    """One call of a policy on a thread of its own."""
+    """One call of a policy on its own thread."""
 
     def __init__(self, policy: Any, view: Any) -> None:
         self.view = view
@@ -159,7 +159,7 @@ class ServeScaling:
     def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         try:
             return self._decide(ctx), {}
-        except Exception:  # a bug of ours must not stop other applications
+        except Exception:  # a bug in Pointsman must not stop other applications
             logging.getLogger("ray.serve").exception("pointsman: scaling of %s failed", ctx.deployment_name)
             return ctx.target_num_replicas, {}
 

@@ -1,4 +1,4 @@
-"""Checks a policy in a process of its own: it may hang, print, or end the process, and there is still a report.
+"""Checks a policy in its own process: it may hang, print, or end the process, and there is still a report.
 
 The parent writes one order as JSON to standard input; the child answers with lines of JSON. If a call exceeds its time
 limit, `faulthandler` ends the child from outside the interpreter, so that it also ends code that never releases it, and
@@ -188,7 +188,7 @@ def main() -> None:
     except BrokenPipeError:  # the parent has ended
         pass
     except BaseException as error:
-        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this one may be a bug of ours
+        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this one may be a bug in Pointsman
             traceback.print_exc()
         writer.on_event(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
     finally:

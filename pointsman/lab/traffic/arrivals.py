@@ -28,7 +28,7 @@ class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     """2: twice as many requests per second."""
     clients: bool = False
-    """More clients instead of compressed time: each further one replays the recording, with prompts of its own."""
+    """More clients instead of compressed time: each further one replays the recording, with its own prompts."""
     spread: bool = True
     """Spread requests that share a coarse timestamp evenly at random until the next one."""
     closed: bool = False

@@ -178,7 +178,7 @@ class PredictedLatencyProducer:
         behind = columns.behind(now)
         theirs = candidates.columns[THEIR_TOKENS]
         if any(theirs) if isinstance(theirs, list) else theirs.any():
-            # Requests of other dispatchers are known only as tokens, and take as long as ours.
+            # Requests of other dispatchers are known only as tokens, and take as long as this one's.
             behind = plus(behind, times(linear(theirs, per_token, 0.0), slowness))
         if len(behind):
             idle = behind.count(0.0) if isinstance(behind, list) else len(behind) - np.count_nonzero(behind)

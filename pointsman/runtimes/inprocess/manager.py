@@ -146,7 +146,7 @@ class ControlPlaneManager:
         if keeps_its_order(self.policy):
             return []
         return [
-            f'policy "{self.policy.name}" has a schedule() or prioritize() of its own: each dispatch passes it '
+            f'policy "{self.policy.name}" has its own schedule() or prioritize(): each dispatch passes it '
             "all waiting requests; subclass Strategy and write order() and rule_for() if many may wait"
         ]
 
