@@ -79,7 +79,7 @@ class Pointsman(Server):
         self._executable = Path(sys.executable).parent / "pointsman"
 
     def missing(self) -> str:
-        return "" if self._executable.exists() else f"{self._executable} is not there (run make)"
+        return "" if self._executable.exists() else f"{self._executable} does not exist (run make)"
 
     def launch(self, app: str, port: int, folder: Path) -> Launch:
         build = [str(self._executable), "build", f"{HERE / 'apps' / app}.py:dag", "-o", str(folder / f"{app}.yaml")]

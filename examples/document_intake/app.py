@@ -90,7 +90,7 @@ class Language:
         self.model.min_confidence = SURE
 
     def identify(self, texts: list[str]) -> list[str]:
-        """The language of each, as ISO 639 has it; "und" where it is not clear."""
+        """The language of each, as an ISO 639 code; "und" where it is not clear."""
         return [self.model.classify(text)[0] for text in texts]
 
 

@@ -273,7 +273,7 @@ def application_text(data: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     for node in data["nodes"]:
         for name in node["deployments"]:
             deployment = by_name.get(name)
-            cells = deployment.node_row() if deployment is not None else ["not there", "", "", "", "", ""]
+            cells = deployment.node_row() if deployment is not None else ["missing", "", "", "", "", ""]
             rows.append([node["name"], node["kind"], *cells])
     lines = [f"application {data['name']} at {data['path']}", "", text_table(NODE_HEADS, rows)]
     scaled = scaling_table(data.get("deployments") or ())

@@ -106,7 +106,7 @@ class NotConfirmed(PointsmanError):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """The effect on instances if a plan comes into force."""
+    """The effect on instances if a plan takes effect."""
 
     steps: Sequence[ReconcileStep] = ()
     running: Mapping[str, int] = {}

@@ -139,7 +139,7 @@ def _files_of(codes: Iterable[str], roots: Sequence[Path], sources: Sources | No
 
 
 class CodeInForce:
-    """The code of a document as of when it came into force. Processes that start later load the same code."""
+    """The code of a document as of when it took effect. Processes that start later load the same code."""
 
     def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
         self._codes = codes

@@ -250,8 +250,8 @@ class KeySpec(Section, frozen=True):
 
 
 class PriceSpec(Section, frozen=True):
-    """Prices: of instances, for policies that consider cost and for budgets of requests; of tokens, for budgets of
-    tenants."""
+    """Prices of instances, for policies that consider cost and for budgets of requests; prices of tokens, for budgets
+    of tenants."""
 
     per_gpu_hour: Amount | None = None
     per_instance_hour: Amount | None = None
@@ -266,7 +266,7 @@ class PriceSpec(Section, frozen=True):
 
 
 class LimitsSpec(Section, frozen=True):
-    """Limits for clients."""
+    """Limits on clients."""
 
     max_header_bytes: Bytes = 64 * 1024
     max_headers: Count = 200
@@ -315,7 +315,7 @@ EACH_NODE = "node"
 
 
 class GatewaySpec(Section, frozen=True):
-    """The front door."""
+    """Where requests enter."""
 
     listen: str = "127.0.0.1:8080"
     """host:port; port 0 takes a free one; node:8080 is the address of each of `nodes`."""
@@ -419,7 +419,7 @@ class DeploymentSpec(Section, frozen=True):
 
 
 class Pointsman(Section, frozen=True):
-    """Our own document."""
+    """The manifest."""
 
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Pointsman"] = "Pointsman"

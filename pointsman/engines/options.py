@@ -95,5 +95,5 @@ def split_shares(written: str | Sequence[float]) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise ConfigError([f"a tensor split is a list of numbers such as 3,1, found {written}"]) from None
     if not shares or min(shares) < 0 or not sum(shares):
-        raise ConfigError([f"a tensor split has shares from 0 on, not all of them 0, found {written}"])
+        raise ConfigError([f"the shares of a tensor split are at least 0, and not all 0, found {written}"])
     return shares

@@ -182,7 +182,7 @@ class Admission:
         return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s, tenant=tenant.name)
 
     def request_id(self, http: HttpRequest) -> str:
-        """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises
+        """The id that the client sent, or a new one: if it sent none, or if a request in flight uses it. Raises
         `NotAdmitted`."""
         given = http.headers.pop(b"x-request-id", None)
         if given is not None:

@@ -128,7 +128,7 @@ class Inquiries:
             answer.set_result(message.body)
 
     def ended(self, gateway: str) -> None:
-        """Note that a gateway will not answer any more."""
+        """Note that a gateway will no longer answer."""
         for name, answer in self._open.values():
             if name == gateway and not answer.done():
                 answer.cancel()
@@ -202,7 +202,7 @@ class GatewayLinks:
         try:
             messages = Frames().gateway(bytes(http.body))
         except msgspec.MsgspecError as error:
-            client.error(400, f"this is no report: {error}", "invalid_body")
+            client.error(400, f"this is not a report: {error}", "invalid_body")
             return
         if one is not None:
             self.seen_at[one.name] = time.monotonic()

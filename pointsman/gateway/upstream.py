@@ -179,7 +179,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
 
     def _came_to_nothing(self, why: Reason, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
         """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
-        `local`: what is wrong on this side, which is no evidence against the instance."""
+        `local`: what is wrong on this side, which is not evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
         if local:
             self.upstream.unsent.note(local, why, now)

@@ -102,7 +102,7 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
-# Failures of this process or machine. They are no evidence about the server, which was not reached.
+# Failures of this process or machine. They are not evidence about the server, which was not reached.
 
 SHORTAGES: Mapping[int, str] = {
     errno.EMFILE: "files",
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
         self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:  # a response without a request: the connection is not usable any more
+        if self.listener is None:  # a response without a request: the connection is no longer usable
             self.transport.abort()
             return
         self.has_response = self.pool.is_heard = True

@@ -306,7 +306,7 @@ class _Naming:
         """The name that a deployment asks for. Several nodes of one deployment are numbered."""
         name = deployed.name
         if not NAME.fullmatch(name):
-            self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
+            self._wrong(f'"{name}" is not a valid name for a node: letters, digits, _ and -, at most 40')
         elif name == INGRESS:
             self._wrong(f'"{INGRESS}" is the name of what takes requests from outside; call this node something else')
         elif name in taken and self._given.get(name) is not deployed:

@@ -24,7 +24,7 @@ FREE_SHARE = "free_share"
 TENANTS = "tenants"
 """Number of instances on it."""
 EXCLUSIVE = "exclusive"
-"""1 while an exclusive instance has it, or any instance if it may not be shared."""
+"""1 while an exclusive instance is on it, or any instance if it may not be shared."""
 WORKER = "worker"
 """The row of its worker."""
 

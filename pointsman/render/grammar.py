@@ -89,7 +89,7 @@ def waited(what: str, advice: str) -> Callable[[Facts], str]:
 
 
 _NO_RETRY = {
-    "begun": "after part of the answer had gone out",
+    "begun": "after part of the answer had been sent",
     "no-retry": "and must not be sent again",
     "shutting-down": "while shutting down",
 }
@@ -162,7 +162,7 @@ def given_up(facts: Facts) -> str:
 
 
 def no_program(facts: Facts) -> str:
-    folder = f", looked for from {facts['folder']}" if facts["folder"] else ""
+    folder = f", searched from {facts['folder']}" if facts["folder"] else ""
     return f"{facts['program']} cannot be run ({facts['why']}{folder}); {facts['remedy']}"
 
 

@@ -69,7 +69,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "keys-changed": keys_changed,
     "removes-authentication": "it removes authentication: the gateway has keys now, and would serve requests without "
     "any",
-    "removes-admin-key": "it removes the admin key: the admin API would not be reachable over the network any more",
+    "removes-admin-key": "it removes the admin key: the admin API would no longer be reachable over the network",
     "removes-all": removes_all,
     "takes-away": lambda facts: (
         f"it takes away {facts['instances']} of {quantity(facts['running'], 'instance')} that run"
@@ -99,7 +99,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "and it is tried again in {left_s:g} s",
     "condition-met": "{metric} changed by {change:+.1%}: {condition}",
     "condition-not-met": "it changed by {change:+.1%}, which is not {condition}",
-    "too-few-to-compare": "{requests} requests of a share had {metric}, of at least {needed}",
+    "too-few-to-compare": "{requests} requests of a share had {metric}; at least {needed} are needed",
     "candidate-much-worse": "{metric} changed by {change:+.1%} in {requests} requests",
     "candidate-errs": "{errors} of {requests} requests failed in its share, and {in_force:.1%} of the others",
     "candidate-without-answer": "it had no answer {failures} times: it {problem}",
@@ -128,7 +128,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
     "common one",
     "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
-    "paths lead there; apply the manifest from a folder that is there",
+    "paths resolve there; apply the manifest from a folder that exists",
     "machine-not-seen": remedied("the resources of this machine cannot be detected, so the last known ones stay"),
     "machine-not-detected": "the resources of this machine cannot be detected, so instances get no places: {error}",
     "gpus-not-detected": lambda facts: (

@@ -223,9 +223,9 @@ class ReplicaCall:
         """Whether its arguments include handles: then it may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
-        """Cancelled if the answer is not wanted any more."""
+        """Cancelled if the answer is no longer wanted."""
         self.is_over = False
-        """Its result is not wanted any more, or was sent."""
+        """Its result is no longer wanted, or was sent."""
         self._connection = connection
         self._shared = shared
         self._streamed: StreamedAnswer | None = None

@@ -7,7 +7,7 @@ has been delayed by the difference since. Requests of clients that don't stream 
 as read when the time for them is over.
 
 Enters: requests sent, first tokens, ends. Leaves: sums that are current after each event. The one rule: every request
-that was sent leaves once, whatever became of it. Times are milliseconds.
+that was sent leaves once, whatever its outcome. Times are milliseconds.
 """
 
 from pointsman.routing.engine_model import EngineModel, Ratio

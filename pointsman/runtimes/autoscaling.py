@@ -217,7 +217,7 @@ async def answer_of(query: MetricQuery) -> float | None:
         parts = urlsplit(query.url)
         port = parts.port
     except ValueError as error:
-        raise NoResponse(f"this is no address: {error}") from None
+        raise NoResponse(f"this is not an address: {error}") from None
     tls = parts.scheme == "https"
     address = Address(parts.hostname or "", port or (443 if tls else 80), tls)
     path = f"{parts.path.rstrip('/')}/api/v1/query?query={quote(query.query, safe='')}"

@@ -178,7 +178,7 @@ class SharedTraffic:
         self.load = SharedLoad(local, self.group, clock)
         self.demand = SharedDemand(local, self.group)
         self.configured: Callable[[], None] | None = None
-        """Called when a plan has come into force, before any of its instances is in service."""
+        """Called when a plan has taken effect, before any of its instances is in service."""
         self.process_told: Callable[[ControllerEvent], None] | None = None
         """Called with events of gateway processes."""
         self._local = local

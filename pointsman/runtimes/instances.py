@@ -175,7 +175,7 @@ class EngineInstances:
         self.user_configs.configure(plan.user_configs())
 
     def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
-        """Drop what neither an instance nor a deployment in force needs any more."""
+        """Drop what no instance and no deployment in force still needs."""
         known = list(instances)
         names = {one.id for one in known}
         self.directory.keep(names)

@@ -33,7 +33,7 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A message between a plane and a gateway."""
 
 
-# Of the plane
+# Messages of the plane
 
 
 class UseDocuments(LinkMessage, frozen=True):
@@ -151,7 +151,7 @@ PlaneMessage: TypeAlias = (
     | UnavailabilityNotice | PeerNews | PeerEnded | Grants | Readiness | Inquiry | StopServing
 )  # fmt: skip
 
-# Of a gateway
+# Messages of a gateway
 
 
 class TenantUse(msgspec.Struct, frozen=True, array_like=True):

@@ -196,7 +196,7 @@ class Plane:
         if not self._is_running:
             raise PointsmanError("this plane is not running; start it first")
         if self._stopping is not None:
-            raise PointsmanError("this plane is being stopped, and changes nothing any more")
+            raise PointsmanError("this plane is being stopped, and makes no more changes")
         return self.runtime.documents
 
     def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> Outlook:

@@ -275,7 +275,7 @@ def policy_name(policy: object) -> str:
 def _callable(policy: object) -> Any:
     method = getattr(policy, "desired_replicas", None)
     if method is None and not callable(policy):
-        raise PluginError(policy_name(policy), "is no scaling policy: it has no desired_replicas(view)")
+        raise PluginError(policy_name(policy), "is not a scaling policy: it has no desired_replicas(view)")
     return policy if method is None else method
 
 

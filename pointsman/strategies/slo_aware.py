@@ -1,4 +1,4 @@
-"""The nearest deadline first, on an instance that makes it."""
+"""The nearest deadline first, on an instance that meets it."""
 
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.deadline import MeetsDeadline
@@ -17,7 +17,7 @@ class SLOAwarePolicy(Strategy):
     by its deadline like the others, ahead of them.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
-    go to the least loaded instance of those that are expected to make the deadline, or of all if none is.
+    go to the least loaded instance of those that are expected to meet the deadline, or of all if none is.
     """
 
     def __init__(

@@ -322,7 +322,7 @@ class KnownReplicas:
         return [name for name, number in self._others.items() if number]
 
     def serve(self, model: str) -> bool:
-        """Tell the dispatcher that every replica can load a model. False: there are too many models."""
+        """Let the dispatcher know that every replica can load a model. False: there are too many models."""
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return False

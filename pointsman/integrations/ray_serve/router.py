@@ -1,4 +1,4 @@
-"""`PointsmanRouter`: a request router of Ray Serve whose decisions are those of our dispatcher.
+"""`PointsmanRouter`: a request router of Ray Serve that decides with Pointsman's dispatcher.
 
 Enters: what Serve passes to its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as
 with any router; which request goes next, and where, is decided in the lane.
@@ -49,9 +49,9 @@ REPORTS_ENDS = hasattr(RequestRouter, "on_request_completed")
 EXTENSION = "pointsman"
 """The keyword argument of a handle call with settings for the router: priority, deadline_ms, session and so on."""
 OURS = "pointsman_request"
-"""The attribute of Serve's pending request with our request."""
+"""The attribute of Serve's pending request that holds Pointsman's request."""
 PROBE_S = 0.02
-"""Interval of asking replicas that other routers have filled, while requests wait."""
+"""Interval at which replicas that other routers have filled are asked for their load, while requests wait."""
 logger = logging.getLogger("ray.serve")
 
 
@@ -173,7 +173,7 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
     return {name: first[name] for name in known if first.get(name) is not None}
 
 
-# The router. It adds what earlier versions of Ray Serve (from 2.50 on) lack.
+# The router. It adds what earlier versions of Ray Serve (2.50 and newer) lack.
 
 
 class ReportingReplica(RunningReplica):  # type: ignore[misc]

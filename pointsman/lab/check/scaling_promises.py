@@ -196,7 +196,7 @@ def keeps_plain_state(build: BuildScaling, view: DeploymentView) -> str | None:
     kept = savable_state(entries)
     for name, entry in entries.items():
         if name not in kept:
-            what = f"is a {type(entry).__name__}" if isinstance(name, str) else "has a name that is no text"
+            what = f"is a {type(entry).__name__}" if isinstance(name, str) else "has a name that is not text"
             return f"view.state[{name!r}] {what}: only plain data survives a restart"
         if _as_lists(entry) != kept[name]:
             back = reprlib.repr(kept[name])

@@ -1,7 +1,7 @@
 """When requests of a recording arrive: faster, from more clients, spread within coarse timestamps, or one by one.
 
-Enters: a recording and a load. Leaves: requests with the second of their arrival, from 0 on. The one rule: the same
-seed gives the same arrivals, whatever the policy, so that policies can be compared seed by seed.
+Enters: a recording and a load. Leaves: requests with the second of their arrival, counted from 0. The one rule: the
+same seed gives the same arrivals, whatever the policy, so that policies can be compared seed by seed.
 """
 
 import heapq

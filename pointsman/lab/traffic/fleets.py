@@ -100,7 +100,7 @@ def _of_manifest(text: str) -> LabFleet:
     file = Path(text)
     if file.suffix.lower() not in (".yaml", ".yml", ".json"):
         raise PointsmanError(
-            f'"{text}" is no fleet; write COUNTxHARDWARE, such as "16x70B|a100_sxm|vllm|tp8", or a manifest (.yaml)'
+            f'"{text}" is not a fleet; write COUNTxHARDWARE, such as "16x70B|a100_sxm|vllm|tp8", or a manifest (.yaml)'
         )
     return fleet_of_manifest(text_of(file), str(file.absolute().parent), text)
 

@@ -123,7 +123,7 @@ def _read_one(path: Path) -> GgufFile:
             metadata[key] = _value(source, _number(source, "<I", "the type of an entry"))
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or isinstance(alignment, bool) or not 0 < alignment <= 1 << 30:
-            source.fail("a number from 1 on as general.alignment", quoted(alignment, 80))
+            source.fail("a number >= 1 as general.alignment", quoted(alignment, 80))
         rows = [_row(source) for _ in range(tensor_count)]
         start = -(-source.position // alignment) * alignment
         tensors = tuple(_checked(source, rows, start))

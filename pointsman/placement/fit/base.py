@@ -112,7 +112,7 @@ class ResourceFit(ABC):
         self.fleet = fleet
         self.devices = devices
         self.fragmentation = fragmentation
-        """Says which GPU of a worker is spoilt the least; None: the fullest is taken."""
+        """Decides which GPU of a worker is fragmented the least; None: the fullest is taken."""
 
     def among(self, ask: Ask, candidates: Hosts) -> TierFit:
         """Which of these workers fit, as things stand."""

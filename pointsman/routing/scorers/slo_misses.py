@@ -57,7 +57,7 @@ class SloMissScorer:
     `work_weight` times the time to read the prompt; the time until its first token, times `wait_weight` and, while
     endpoints have little to do, up to `calm_weight` more; `room_weight` times the time for which the endpoint can take
     no others in time; and `context_weight` times the context tokens there relative to the mean. Only requests that were
-    sent and what became of them are used, no measurements.
+    sent and their outcomes are used, no measurements.
     """
 
     bounded = True

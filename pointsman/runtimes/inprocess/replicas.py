@@ -153,7 +153,7 @@ class LocalCall:
             self.result.set_exception(_of_call(error, self.context.node))
 
     def abandon(self) -> None:
-        """Its result is not needed any more."""
+        """Its result is no longer needed."""
         if self.is_over:
             return
         self._end()

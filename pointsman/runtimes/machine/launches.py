@@ -1,8 +1,8 @@
 """The engine processes of a plane, on the plane's side: orders become starts, and reports of workers become events.
 
 Enters: orders, and reports of `processes.py`. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what runs
-is in the table before it is started, and so in the store, unless that cannot be written: then it is started all the
-same, because repair matters more.
+is in the table before it is started, and so in the store, unless that cannot be written: then it is started
+anyway, because repair matters more.
 """
 
 import errno
@@ -30,7 +30,7 @@ from pointsman.runtimes.machine.store import SqliteProcesses, StoredProcess
 UNRUNNABLE = frozenset({
     errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
 })  # fmt: skip
-"""Errors of programs that can never run as they are."""
+"""Errors that show that a program can never run in its present form."""
 
 
 class Launches:
