@@ -37,7 +37,7 @@ MAX_ENDS = 64
 """Maximum number of element ends that are remembered per body."""
 
 MAX_COMMAS, MAX_ELEMENTS = 50_000, 4096
-"""Bodies with more are not remembered: their elements would have to be told apart one by one."""
+"""Bodies with more are not remembered: their elements would have to be distinguished one by one."""
 
 BRACE = ord("{")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")

@@ -202,7 +202,7 @@ class Bank:
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._allotments: dict[str, dict[str, Allotment]] = {}
-        """By gateway, then by tenant."""
+        """Allotments by gateway, then by tenant."""
         self._early: list[tuple[str, Units]] = []
         """Use of tenants that was reported before they were known: gateways of an earlier plane join early."""
         self._active: set[str] = set()

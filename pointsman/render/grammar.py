@@ -148,7 +148,7 @@ def phase_changed(facts: Facts) -> str:
 
 def task_failed(facts: Facts) -> str:
     times = "once" if facts["failures"] == 1 else f"{facts['failures']} times"
-    then = "it goes on" if facts["retry_s"] is None else f"it is tried again in {facts['retry_s']:.1f} s"
+    then = "it runs again" if facts["retry_s"] is None else f"it is tried again in {facts['retry_s']:.1f} s"
     of = f"{facts['gateway']}: " if "gateway" in facts else ""
     return of + 'background task "{task}" failed {times}, last {ago_s:.0f} s ago ({error}); {then}'.format(
         **facts, times=times, then=then

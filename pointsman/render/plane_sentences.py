@@ -140,7 +140,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "gateway-not-as-configured": "{gateway}: {error}",
     "task-failed": task_failed,
     "store-behind": "{file} cannot be written for {since_s:.0f} s now ({error}); {changes} changes wait to be stored. "
-    "Requests, repair and scaling go on; changes by operators are refused",
+    "Requests, repair and scaling continue; changes by operators are refused",
     "supervisor-gone": "the supervisor of the engine processes is gone; another is being started",
     "no-supervisor": "no supervisor can be started: {error}",
     "supervisor-confused": "the plane and its supervisor did not understand each other: {why}",
@@ -152,7 +152,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "application-broken": 'application "{application}" is not in force, because it no longer loads: {error}',
     "code-edited": "{instance} runs code that was edited since it was deployed; to put the edited code in force for "
     "all, deploy or apply it again",
-    "user-config-not-sent": "{instance} could not be told its user config: {error}",
+    "user-config-not-sent": "{instance} did not receive its user config: {error}",
     "user-config-refused": "{instance} refused its user config: {error}",
     "metrics-not-read": "the metrics of {instance} could not be read {failures} times in a row: {why}",
     "metric-not-read": '"{deployment}": metric "{metric}" cannot be read from {url}: {error}',
@@ -182,12 +182,12 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
         "the keeper of the state does not answer: {error}; another plane may rule the cluster, so this one starts and "
         "stops nothing until it does",
     ),
-    "plane-replaced": "{error}; this one does nothing any more: stop it",
+    "plane-replaced": "{error}; this one takes no further action: stop it",
     "plane-outdated": "{error}",
     "state-not-stored": "the state is not stored: {error}; changes wait",
     "no-ray-storage": "the state is in the memory of the cluster, and lost with the node that holds it; name a folder "
     "that all nodes reach with --storage",
-    "ray-nodes-unknown": "Ray does not tell its nodes: {error}",
+    "ray-nodes-unknown": "Ray does not report its nodes: {error}",
     "ray-nodes-alike": "two Ray nodes are called {name}; start one with --node-name",
     "ray-gpus-unknown": "Ray node {worker} has {gpus} GPUs of unknown memory, which are not used: install nvidia-ml-py "
     "there, or start it with --labels {label}=24Gi",

@@ -97,7 +97,7 @@ class GatewayTransport:
         """The file as it was last read."""
         self._clients: dict[str, HttpClient] = {}
         self._avoided: dict[str, float] = {}
-        """Until when."""
+        """When each may be used again."""
         self._turn = 0
 
     def _ways(self) -> list[str]:

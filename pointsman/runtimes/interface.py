@@ -343,8 +343,7 @@ class GpuMeter(Protocol):
 
 
 class DocumentOperations(Protocol):
-    """Documents that take effect and are removed. Each raises `ConfigError` with all problems, and changes nothing
-    then.
+    """Documents in force. Each method raises `ConfigError` with all problems, and changes nothing then.
 
     `confirmation`, from `plan` or `NotConfirmed`, confirms a destructive change; without the right one, such a change
     raises `NotConfirmed`. None: no confirmation is needed.

@@ -13,7 +13,7 @@ URGENT_BELOW_MS = 1000.0
 class SLOAwarePolicy(Strategy):
     """Nearest deadline first, then those that are overdue, then those without one; the fastest instance if urgent.
 
-    An overdue request cannot be saved any more, so it takes no place from one that can. With `overdue_first` it goes
+    An overdue request can no longer be in time, so it takes no place from one that can. With `overdue_first` it goes
     by its deadline like the others, ahead of them.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
