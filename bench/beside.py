@@ -1,7 +1,7 @@
 """`python -m bench.beside FOLDER`: this checkout beside another one, in turns of a few milliseconds.
 
 `--python PATH` runs the other side with another interpreter of the same version; FOLDER may then be this checkout.
-Each checkout runs the measurements of this checkout's `bench/` in a process of its own. They take turns, so that other
+Each checkout runs the measurements of this checkout's `bench/` in its own process. They take turns, so that other
 load on the machine slows both alike. A figure is the median over the turns of CPU time, a ratio that of the ratios.
 """
 

@@ -193,10 +193,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.lab")
     folder = os.environ.get(VARIABLE)
     parser.add_argument("--data", type=Path, default=Path(folder) if folder else None, help=f"default: {VARIABLE}")
-    parser.add_argument("--requests", type=int, help="the first so many; default all")
+    parser.add_argument("--requests", type=int, help="number of requests to take, from the first; default all")
     parser.add_argument("--speed", type=float, default=2.0, help="times the recorded speed")
     parser.add_argument("--engines", type=int, default=16)
-    parser.add_argument("--tries", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--tries", type=int, default=3, help="number of tries; the best counts")
     parser.add_argument("--profile", action="store_true", help="list the functions of the last row")
     options = parser.parse_args()
     if options.data is None or not (options.data / FILE).exists():

@@ -58,7 +58,7 @@ HTTP_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-len
 
 
 PIECES = 100
-"""Events of a stream, each in a chunk and a read of its own."""
+"""Events of a stream, each in its own chunk and read."""
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

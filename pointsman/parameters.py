@@ -30,7 +30,7 @@ class Spelled(msgspec.Struct, frozen=True):
 
 
 class PluginRef(msgspec.Struct, frozen=True):
-    """In YAML this is the name of another plugin; the constructor gets that plugin."""
+    """A reference: the name of another plugin in YAML. The constructor gets that plugin."""
 
     role: str
     """The role of that plugin, for error messages: decider, saturation detector..."""
@@ -45,22 +45,22 @@ class NoEffect(msgspec.Struct, frozen=True):
 
 
 class ReadBy(msgspec.Struct, frozen=True):
-    """In YAML this is text that the function can read, such as a cron expression; the constructor gets the text."""
+    """A text in YAML that the function can read, such as a cron expression. The constructor gets the text."""
 
     read: Callable[[str], object]
     """Raises ValueError, with what to write instead."""
 
 
 class DurationText(msgspec.Struct, frozen=True):
-    """In YAML this may be written 200ms, 1.5s or 1m30s; a bare number is seconds."""
+    """A duration, written 200ms, 1.5s or 1m30s in YAML; a bare number is seconds."""
 
 
 class QuantityText(msgspec.Struct, frozen=True):
-    """In YAML this may be written 500, 2k or 1Gi."""
+    """A quantity, written 500, 2k or 1Gi in YAML."""
 
 
 class FileName(msgspec.Struct, frozen=True):
-    """In YAML this is a path, relative to the document's folder; the constructor gets an absolute one.
+    """A path in YAML, relative to the document's folder. The constructor gets an absolute one.
 
     `package:NAME/FILE` is a file inside an installed Python package, and stays as it is.
     """

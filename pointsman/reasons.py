@@ -36,7 +36,7 @@ class Reason(msgspec.Struct, frozen=True):
         return Reason(self.code, {**self.facts, **facts})
 
     def plain(self) -> "Reason":
-        """With facts that JSON can carry, so that it can be stored and read again."""
+        """The reason with facts that JSON can carry, so that it can be stored and read again."""
         return Reason(self.code, _plain(self.facts))
 
     def is_like(self, other: "Reason") -> bool:
@@ -44,7 +44,7 @@ class Reason(msgspec.Struct, frozen=True):
         return self.code == other.code and _alike(_plain(self.facts), _plain(other.facts))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON carries it: code and facts for programs, text for people."""
+        """The JSON form: code and facts for programs, text for people."""
         return {"code": self.code, "facts": _plain(self.facts), "text": str(self)}
 
 

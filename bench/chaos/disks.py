@@ -1,6 +1,6 @@
 """Two real ways to make the writes of a running plane fail.
 
-A small disk of its own, which needs the right to mount: it is filled, and emptied again. And a limit on the size of
+A small separate disk, which needs the right to mount: it is filled, and emptied again. And a limit on the size of
 files (`RLIMIT_FSIZE` 0) set on a running process from outside, which needs no rights: no file can grow.
 """
 

@@ -1,6 +1,6 @@
 """The applications on Ray Serve: `python ray_apps.py APP PORT FOLDER`, with the Python of Ray's environment.
 
-A program of its own: it needs Ray and numpy, and nothing of this project. Serves until SIGTERM, then ends all of Ray.
+A separate program: it needs Ray and numpy, and nothing of this project. Serves until SIGTERM, then ends all of Ray.
 """
 
 import signal

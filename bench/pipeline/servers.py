@@ -39,7 +39,7 @@ class RayServe(Server):
 
     def launch(self, app: str, port: int, folder: Path) -> Launch:
         program = [self._environment / "bin" / "python", HERE / "ray_apps.py", app, port, folder / "ray"]
-        # A token of its own, so that Ray leaves none in the home folder.
+        # A separate token, so that Ray leaves none in the home folder.
         env = {"RAY_AUTH_TOKEN": secrets.token_hex(16), "RAY_USAGE_STATS_ENABLED": "0", **self.settings(folder)}
         return Launch([str(word) for word in program], f"/{app}", env)
 
@@ -79,7 +79,7 @@ class Pointsman(Server):
         self._executable = Path(sys.executable).parent / "pointsman"
 
     def missing(self) -> str:
-        return "" if self._executable.exists() else f"{self._executable} is not there (run make)"
+        return "" if self._executable.exists() else f"{self._executable} does not exist (run make)"
 
     def launch(self, app: str, port: int, folder: Path) -> Launch:
         build = [str(self._executable), "build", f"{HERE / 'apps' / app}.py:dag", "-o", str(folder / f"{app}.yaml")]

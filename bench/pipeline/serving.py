@@ -80,7 +80,7 @@ class Server(ABC):
 
     @contextmanager
     def serving(self, app: str, folder: Path) -> Iterator[Serving]:
-        """RuntimeError if it does not come as far as a right answer."""
+        """Raises RuntimeError if it never gives a right answer."""
         folder.mkdir()
         port = free_port()
         launch = self.launch(app, port, folder)

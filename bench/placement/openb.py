@@ -1,4 +1,4 @@
-"""How much of a fleet's GPUs is allocated when more is asked for than there is: the openb cluster of Alibaba.
+"""How much of a fleet's GPUs is allocated when demand exceeds supply: the openb cluster of Alibaba.
 
     python -m bench.placement.openb --data FOLDER [--seeds 10] [--methods random best-fit ...]
 
@@ -32,7 +32,7 @@ GPU_BYTES = 16 << 30
 MIB = 1 << 20
 
 
-# What is there and what is asked for
+# Supply and demand
 
 
 def workers_of(rows: Sequence[dict[str, str]]) -> list[Worker]:

@@ -22,7 +22,7 @@ from pointsman.placement.asks import Ask
 from pointsman.types import Worker
 
 AT_ONCE = 500
-"""Deployments that are applied together. Pods without a place are not desired any more the next time."""
+"""Deployments that are applied together. Pods without a place are no longer desired the next time."""
 
 
 def section(ask: Ask) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def section(ask: Ask) -> dict[str, Any]:
 
 
 def deployments_of(asks: Sequence[Ask]) -> dict[str, DesiredDeployment]:
-    """By pod: its deployment, as a manifest has it. Equal pods are written once."""
+    """By pod: its deployment, as written in a manifest. Equal pods are written once."""
     kinds: dict[str, str] = {}
     names = {
         ask.instance_id: kinds.setdefault(msgspec.json.encode(section(ask)).decode(), f"k{len(kinds)}") for ask in asks

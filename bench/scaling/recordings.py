@@ -12,13 +12,13 @@ RATES = "servegen_rate_10min.csv"
 ARRIVALS = ("azure2023_code.jsonl", "azure2023_conv.jsonl")
 ARRIVALS_BIN_S = 10.0
 REPLICAS_AT_MEAN = 40
-"""What a replica serves is such that the mean load keeps so many busy..."""
+"""The capacity of a replica is chosen so that the mean load keeps this many busy..."""
 KNOWN_CAPACITY = {"language/m-large": 5.0}
-"""...but where results are known, what they were made with."""
+"""...unless results are known: then it is the capacity that they were made with."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A series, what one replica of it serves per second, and how often policies are asked."""
+    """A series, what one replica of it serves per second, and how often policies are called."""
 
     series: Series
     capacity: float

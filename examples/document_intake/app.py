@@ -1,7 +1,7 @@
 """A letter comes in as an image; its lines, their languages and their tone go out as one JSON answer.
 
 python examples/document_intake/app.py               in this process
-python examples/document_intake/app.py --deploy      every stage in a process of its own
+python examples/document_intake/app.py --deploy      every stage in its own process
 """
 
 import io
@@ -90,7 +90,7 @@ class Language:
         self.model.min_confidence = SURE
 
     def identify(self, texts: list[str]) -> list[str]:
-        """The language of each, as ISO 639 has it; "und" where it is not clear."""
+        """The language of each, as an ISO 639 code; "und" where it is not clear."""
         return [self.model.classify(text)[0] for text in texts]
 
 
@@ -198,7 +198,7 @@ def drawn(lines: list[str] = LETTER, stamp: str = STAMP) -> bytes:
 
 
 def main(*, deployed: bool) -> None:
-    """Have the letter read: in this process, or by replicas that are asked over HTTP."""
+    """Have the letter read: in this process, or by replicas, over HTTP."""
     if deployed:
         handle = pm.build(dag).deploy()
         with urlopen(Request(handle.url, drawn(), {"content-type": "image/png"})) as answer:

@@ -72,7 +72,7 @@ def live() -> None:
 
 @contextmanager
 def plane() -> Iterator[tuple[str, Path]]:
-    """`pointsman up` in a process and a state directory of its own, for a while: where it listens, and its state."""
+    """`pointsman up` in its own process and state directory, for a while: where it listens, and its state."""
     with tempfile.TemporaryDirectory(prefix="pointsman-") as folder:
         state, log = Path(folder, "state"), Path(folder, "up.log")
         with log.open("w", encoding="utf-8") as out:

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 def follow_plane(
     client: "Client", answer: dict[str, Any], warnings: "Sequence[ConfigWarning]", timeout_s: float, *, as_json: bool
 ) -> int:
-    """Print the changes, and wait until everything is ready, unless `timeout_s` is 0. Returns 1 if it is too late."""
+    """Print the changes, and wait until everything is ready, unless `timeout_s` is 0. Returns 1 if that takes
+    longer."""
     from pointsman.cli.display import deployments_of, duration
     from pointsman.cli.progress import wait_until_ready
     from pointsman.errors import command

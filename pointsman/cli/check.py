@@ -115,8 +115,8 @@ A scaling policy, which may be a plain function, is tried on generated views and
 always wants more or more than max, is slow, or writes too much into view.state. It is called for a whole application if
 it is annotated with ApplicationView; without annotations, if it reads view.deployments or returns a mapping.
 
-It runs in a process of its own. If a call has not returned after 5 s, the process is ended, the report shows where it
-was, and another process goes on without that case. Its output goes to standard error.""",
+It runs in its own process. If a call has not returned after 5 s, the process is ended, the report shows where it
+was, and another process continues without that case. Its output goes to standard error.""",
         example=POLICY_EXAMPLE,
     )
     parser.add_argument("name", help="built in, or package.module:Name")

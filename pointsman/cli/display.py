@@ -27,7 +27,7 @@ MAX_FACT = 90
 MAX_FACT_OF_FINAL = 1000
 """The same for an instance that an operator must correct: its output says how."""
 MAX_CHANGE = 200
-"""Maximum characters of a change of a target in a table."""
+"""Maximum length of a target change in a table."""
 
 
 class Paint:
@@ -273,7 +273,7 @@ def application_text(data: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
     for node in data["nodes"]:
         for name in node["deployments"]:
             deployment = by_name.get(name)
-            cells = deployment.node_row() if deployment is not None else ["not there", "", "", "", "", ""]
+            cells = deployment.node_row() if deployment is not None else ["missing", "", "", "", "", ""]
             rows.append([node["name"], node["kind"], *cells])
     lines = [f"application {data['name']} at {data['path']}", "", text_table(NODE_HEADS, rows)]
     scaled = scaling_table(data.get("deployments") or ())
@@ -315,7 +315,7 @@ def bounds(scaling: Mapping[str, Any]) -> str:
 
 def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], paint: Paint) -> str:
     settled = all(one.settled for one in deployments)
-    partly = "ready in part" if status["ready"] else "not ready"
+    partly = "partly ready" if status["ready"] else "not ready"
     state = paint("ready", "green") if settled else paint(partly, "yellow")
     parts = [f"plane {state}", f"up for {duration(status['uptime_s'])}", f"generation {status['generation']}"]
     if status.get("url"):
@@ -389,12 +389,12 @@ def scaling_text(data: Mapping[str, Any]) -> str:
 
 
 def headline(data: Mapping[str, Any]) -> str:
-    """The target, what has set it, and the number of instances."""
+    """The target, what set it, and the number of instances."""
     policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
     coming = data["starting"] - unplaced  # instances without a place count as starting
     there = [
         f"{data['ready']} ready",
-        f"{coming} on {'its' if coming == 1 else 'their'} way" if coming else "",
+        f"{coming} starting" if coming else "",
         f"{unplaced} without a place" if unplaced else "",
     ]
     other = "" if data["wanted"] in (None, data["desired"]) else f" wants {data['wanted']}"

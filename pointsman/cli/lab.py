@@ -44,7 +44,7 @@ examples:
 """
 
 COMPARE_EXAMPLE = """\
-A policy is a YAML file (an EndpointPickerConfig, or a scheduling section), a class of yours (module:Class), a plugin,
+A policy is a YAML file (an EndpointPickerConfig, or a scheduling section), your own class (module:Class), a plugin,
 or a name: round-robin, least-requests, least-tokens, published-default, prefix-and-tokens, tokens-times-requests,
 pending-work, default, and those of manifests (fifo, power-of-two, ...). Parameters follow it: 'NAME={"target": 4}'.
 

@@ -127,7 +127,7 @@ def time_span(text: str) -> float:
 
 
 def time_from_zero(text: str) -> float:
-    """Seconds from 0 on, for argparse."""
+    """Seconds, at least 0, for argparse."""
     from pointsman.parameters import seconds
 
     try:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(rehearsal.as_text())
         for name in unknown:
-            print(f"{name}: what it needs is not known; give placement.resources, or placement.modelFiles")
+            print(f"{name}: its needs are not known; set placement.resources or placement.modelFiles")
         print(f"\n{fleet_text(fleet, color=sys.stdout.isatty())}")
     return 1 if rehearsal.refused or unknown else 0
 

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         summary="try a candidate on a share of live requests, and keep it if it is better",
         description="Let a candidate of scheduling.shadow decide about a share of the requests, by hash of the session "
         "(x-session-id) or the request, and compare both shares. If the condition holds when the time is over, "
-        "the candidate comes into force with a new generation of the manifest. Otherwise the policy in force "
+        "the candidate takes effect with a new generation of the manifest. Otherwise the policy in force "
         "stays, and so it does if the candidate fails, errs or is much worse before. Metrics: ttft, tpot and e2e "
         "with _mean, _p50, _p90, _p95 or _p99, as a change in percent; errors and attainment, as a difference of "
         "shares. The exit code is 0 if it was promoted.",

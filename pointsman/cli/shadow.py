@@ -59,7 +59,7 @@ def _deployment_text(one: Mapping[str, Any]) -> str:
     lines = [head, "", text_table(HEADS, [_row(each) for each in one["candidates"]])]
     for each in one["candidates"]:
         if each["own_state"]:
-            lines.append(f"{each['name']} has state of its own, which only sampled requests feed")
+            lines.append(f"{each['name']} keeps state, which only sampled requests update")
         if each["differences"]:
             rows = [
                 [

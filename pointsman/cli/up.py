@@ -167,7 +167,7 @@ class ProgressView:
         if not self._was_ready and decided and any(deployment.ready for deployment in deployments):
             self._was_ready = True
             text = status_text(status, Paint(sys.stdout))
-            ready = "ready" if all(deployment.settled for deployment in deployments) else "ready in part"
+            ready = "ready" if all(deployment.settled for deployment in deployments) else "partly ready"
             self._write(f"\n{ready} in {time.monotonic() - self._began:.1f} s\n\n{text}")
             self._embedded.gateway.tasks.complete("suggestions", lambda: self._suggest(status))
 

@@ -105,7 +105,7 @@ def _check_name(name: str, problems: Problems) -> None:
     if not NAME.fullmatch(name):
         problems.add(("name",), f"expected {_NAME_FORM}, found {quoted(name)}")
     elif name in TAKEN:
-        problems.add(("name",), f'"{name}" is taken: the gateway has pages of its own at /{name}; choose another')
+        problems.add(("name",), f'"{name}" is taken: the gateway serves its own pages at /{name}; choose another')
 
 
 def _graph(document: ApplicationDocument, problems: Problems) -> Graph:

@@ -35,7 +35,7 @@ def read_candidate(written: "CandidateSpec | str", problems: Problems, path: Fie
         return CandidateSpec(name=_name_of(written), policy=written)
     file = folder / written
     if problems.was_in_force and not file.is_file():
-        problems.warn(path, f"there is no file {file} any more: this candidate does not run")
+        problems.warn(path, f"file {file} no longer exists: this candidate does not run")
         return INVALID
     try:
         data, inner = read_yaml(text_of(file), str(file))

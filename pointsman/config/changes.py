@@ -29,13 +29,13 @@ MARK = "!"
 
 class Change(msgspec.Struct, frozen=True):
     what: str
-    """For instances: start, stop, restart, replace, update, add, remove. Otherwise: open, close, policy, scaling,
-    price, endpoints, configure, calls, workers, gateway."""
+    """The kind of change. Of instances: start, stop, restart, replace, update, add, remove. Others: open, close,
+    policy, scaling, price, endpoints, configure, calls, workers, gateway."""
     subject: str
     """The instance, the deployment, or the setting."""
     why: Reason
     place: Reason | None = None
-    """For an instance that is started: its future place, or why there is none."""
+    """The future place of an instance that is started, or why there is none."""
     destructive: bool = False
     """Whether it is part of one of the `dangers`."""
 
@@ -75,7 +75,7 @@ class Changes(msgspec.Struct, frozen=True):
         return "\n".join([table, "", *(f"{MARK} destructive: {danger}" for danger in self.dangers)])
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON carries it. `destructive` has the texts of the `dangers`; `confirmation` confirms exactly these
+        """The JSON form. `destructive` has the texts of the `dangers`; `confirmation` confirms exactly these
         changes."""
         told = {"changes": [step.as_dict() for step in self.steps], "text": str(self)}
         dangers = {
@@ -106,7 +106,7 @@ class NotConfirmed(PointsmanError):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """The effect on instances if a plan comes into force."""
+    """The effect on instances if a plan takes effect."""
 
     steps: Sequence[ReconcileStep] = ()
     running: Mapping[str, int] = {}

@@ -2,7 +2,7 @@
 
 Enters: names as written in documents, `package.module:Name` or `path/file.py:Name`. Leaves: a digest of their files,
 and modules that have the content of their files. The one rule: a module that was loaded is never changed. A module
-whose files have changed is loaded again, and objects of the earlier one go on with the code that they were made from.
+whose files have changed is loaded again, and objects of the earlier one keep the code that they were made from.
 """
 
 import ast
@@ -139,7 +139,7 @@ def _files_of(codes: Iterable[str], roots: Sequence[Path], sources: Sources | No
 
 
 class CodeInForce:
-    """The code of a document as of when it came into force. Processes that start later load the same code."""
+    """The code of a document as of when it took effect. Processes that start later load the same code."""
 
     def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
         self._codes = codes

@@ -294,7 +294,7 @@ class DiscoveredEndpoint(Section, frozen=True, kw_only=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def as_endpoint(self) -> EndpointSpec:
-        """As an endpoint, with the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
+        """The endpoint, with the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
         engine = self.labels.get("llm-d.ai/engine-type", "vllm")
         host = f"[{self.address}]" if ":" in self.address else self.address
         return EndpointSpec(name=self.name, url=f"http://{host}:{self.port}", engine=engine, labels=self.labels)

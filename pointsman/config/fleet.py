@@ -3,7 +3,7 @@
 Enters: a file (`Path`) or text (`str`). Leaves: a `Snapshot`, or `ConfigError` with all problems.
 """
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
+# ruff: noqa: RUF012 (each struct gets its own empty list or mapping)
 
 import re
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     """One machine, or several equal ones."""
 
     name: str
-    """With a count: w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
+    """The name of the machine. If `count` is set, w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
     count: Repeats | None = None
     cpus: Amount
     memory: Size

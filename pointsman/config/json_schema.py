@@ -49,7 +49,7 @@ def json_schema(kind: str | None = None) -> dict[str, Any]:
 
 
 class _Schemas:
-    """Translates types; each struct becomes a definition of its own."""
+    """Translates types; each struct becomes a separate definition."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Any] = {}

@@ -18,7 +18,7 @@ Namespace = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Lease = Annotated[Duration, Meta(ge=2.5, le=600)]
 OrphanGrace = Annotated[Duration, Meta(ge=5, le=86400)]
 
-# ruff: noqa: RUF012 (each struct gets an empty mapping of its own)
+# ruff: noqa: RUF012 (each struct gets its own empty mapping)
 
 
 class SelectorSpec(Section, frozen=True):

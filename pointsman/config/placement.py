@@ -91,7 +91,7 @@ class _Asking:
 
     def _agreed(self, name: str, here: Any, of_engine: Any) -> Any:
         if None not in (here, of_engine) and here != of_engine:
-            said = f"is {here}, and the engine is told {of_engine}; keep one of them"
+            said = f"is {here}, but the engine is set to {of_engine}; keep one of them"
             self._problems.add((*self._path, camel_case(name)), said)
         return of_engine if here is None else here
 
@@ -146,22 +146,22 @@ class _Asking:
         if layers is not None and need.layers > 1:
             found["gpu_layers"] = layers
             partly = 0 < layers < need.layers
-            told = f"the engine is told to have {layers} of {need.layers} layers on GPUs"
+            told = f"the engine is set to have {layers} of {need.layers} layers on GPUs"
             if partly and tiers and Tier.PARTIAL_OFFLOAD not in tiers:
-                self._problems.add((*self._path, "tiers"), f"does not list partial-offload, and {told}")
+                self._problems.add((*self._path, "tiers"), f"does not list partial-offload, but {told}")
             elif partly and self._refuses("partial_offload"):
-                self._problems.add((*self._path, "partialOffload"), f"is false, and {told}")
+                self._problems.add((*self._path, "partialOffload"), f"is false, but {told}")
             elif partly:
                 found["partial_offload"] = True
             elif layers and rules["cpu"]:
-                self._problems.add((*self._path, "cpu"), f"is true, and {told}")
+                self._problems.add((*self._path, "cpu"), f"is true, but {told}")
             elif not layers and (self._spec.gpus or self._spec.gpu_models or self._refuses("cpu")):
-                self._problems.add(self._path, f"asks for GPUs, and {told}")
+                self._problems.add(self._path, f"asks for GPUs, but {told}")
         if demand.stage_layers:
             found["stage_layers"] = demand.stage_layers
             if sum(demand.stage_layers) != need.layers:
-                of = f"the engine is told to have stages of {list(demand.stage_layers)} layers"
-                self._problems.add(self._path, f"{of}, and the model has {need.layers}")
+                of = f"the engine is set to have stages of {list(demand.stage_layers)} layers"
+                self._problems.add(self._path, f"{of}, but the model has {need.layers}")
         if demand.stage_shares:
             found["gpu_count"] = self._agreed("gpu_count", rules["gpu_count"], len(demand.stage_shares))
             if (layers is None or layers >= need.layers) and len(demand.stage_shares) > 1:
@@ -181,7 +181,7 @@ class _Asking:
             return None  # the files are not on this machine
         told = weights.context if weights is not None and weights.estimated_as == "vllm" else None
         if told is not None and spec.context is not None and spec.context != told:
-            problems.add((*path, "context"), f"is {spec.context}, and the engine is told {told}; keep one of them")
+            problems.add((*path, "context"), f"is {spec.context}, but the engine is set to {told}; keep one of them")
         context = spec.context or (weights.context if weights is not None else None) or DEFAULT_CONTEXT
         concurrency = spec.concurrency or (weights.concurrency if weights is not None else 1)
         kind = (

@@ -342,7 +342,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Settings without effect, and other warnings for the author."""
 
     def sources(self) -> dict[Path, bytes]:
-        """The code of all replicas, as it came into force; empty if that of one is too large to be kept."""
+        """The code of all replicas, as it took effect; empty if that of one is too large to be kept."""
         nodes = [one for application in self.applications for one in application.deployments]
         codes = [one.replica_code for one in (*self.deployments, *nodes) if one.replica_code is not None]
         if any(code.sources and not code.packed for code in codes):

@@ -21,7 +21,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     file: str
     line: int
-    """From 1; 0 is the whole file."""
+    """The line number, counted from 1; 0 is the whole file."""
     field: str
     message: str
 

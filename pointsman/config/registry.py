@@ -90,7 +90,7 @@ ELSEWHERE: dict[str, str] = {
     "dp-rank-header-handler": "an engine chooses among its data parallel ranks itself",
     "models-data-source": _MEASURED,
     "models-data-extractor": _MEASURED,
-    "endpoint-notification-source": "plugins are told when endpoints leave",
+    "endpoint-notification-source": "plugins are always notified when endpoints leave",
     "token-producer": "the gateway counts prompt tokens, or estimates them from bytes",
     "tokenizer": "the gateway counts prompt tokens, or estimates them from bytes",
     "session-id-producer": "plugins read the session from the request themselves",
@@ -207,7 +207,7 @@ class Registry:
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
         self._belongs = belongs
         self._wanted = wanted
-        """For error messages: what a class must have to belong here."""
+        """What a class must have to belong here, for error messages."""
         self._method = method
         """The method that is called if a plain function may stand in for the class; neither may be async."""
 

@@ -28,7 +28,7 @@ class ManifestText(msgspec.Struct, frozen=True):
     file: str = ""
     """Its name in error messages."""
     code: str = ""
-    """The version of the user's code that it names, as of when it came into force; empty if it names none."""
+    """The version of the user's code that it names, as of when it took effect; empty if it names none."""
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
@@ -119,7 +119,7 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 SourcesOf: TypeAlias = Callable[[ManifestText], Sources | None]
-"""The code of a stored document as of when it came into force; None if it was not kept."""
+"""The code of a stored document as of when it took effect; None if it was not kept."""
 
 
 def not_kept(_: ManifestText) -> None:

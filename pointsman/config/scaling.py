@@ -31,7 +31,7 @@ FIRST_WAIT_S = 300.0
 MIN_INTERVAL_S = 0.1
 MIN_HOURS_PER_MONTH = 28 * 24
 POLICY_FIELDS = frozenset({"policy", "parameters"})
-"""A node with one of these has a policy of its own."""
+"""A node with one of these has its own policy."""
 
 
 def scaling(
@@ -141,7 +141,7 @@ def _is_policy(annotation: Any) -> bool:
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> Any:
     """The policy of this name; INVALID after reporting what is wrong. If the document was in force before and the
-    user's module no longer loads, an `Unloadable` takes its place: the last target holds, and serving goes on."""
+    user's module no longer loads, an `Unloadable` takes its place: the last target holds, and serving continues."""
     apart = problems.apart()
     kind = scaling_policies().find(name, apart, (*path, "policy"))
     made = INVALID if kind is None else built(kind, parameters, path, PolicyValidator(apart))

@@ -35,7 +35,7 @@ from pointsman.scaling.limits import MetricQuery, ScalingLimits
 
 # The published `EndpointPickerConfig`; a field that ends in "ref" holds the name of a plugin
 
-# ruff: noqa: RUF012 (each struct gets an empty list or mapping of its own)
+# ruff: noqa: RUF012 (each struct gets its own empty list or mapping)
 
 
 class PluginSpec(Section, frozen=True):
@@ -250,8 +250,8 @@ class KeySpec(Section, frozen=True):
 
 
 class PriceSpec(Section, frozen=True):
-    """Prices: of instances, for policies that consider cost and for budgets of requests; of tokens, for budgets of
-    tenants."""
+    """Prices of instances, for policies that consider cost and for budgets of requests; prices of tokens, for budgets
+    of tenants."""
 
     per_gpu_hour: Amount | None = None
     per_instance_hour: Amount | None = None
@@ -266,7 +266,7 @@ class PriceSpec(Section, frozen=True):
 
 
 class LimitsSpec(Section, frozen=True):
-    """Limits for clients."""
+    """Limits on clients."""
 
     max_header_bytes: Bytes = 64 * 1024
     max_headers: Count = 200
@@ -277,11 +277,11 @@ class LimitsSpec(Section, frozen=True):
     max_connections: Count | None = None
     """Default: 10,000, or as many as the limit on open files allows."""
     header_timeout: Time = 10.0
-    """From the first byte of a request to the end of its headers; also from connecting to the first byte."""
+    """Maximum time from the first byte of a request to the end of its headers, and from connecting to that byte."""
     body_timeout: Time = 60.0
-    """From the end of the headers to the end of the body."""
+    """Maximum time from the end of the headers to the end of the body."""
     idle_timeout: Time = 75.0
-    """Between two requests on one connection."""
+    """Maximum time between two requests on one connection."""
     write_timeout: Time = 60.0
     """A client that does not read its response for this long is disconnected."""
 
@@ -291,9 +291,9 @@ class UpstreamSpec(Section, frozen=True):
 
     connect_timeout: Time = 2.0
     first_token_timeout: Time = 300.0
-    """From sending a request to its response: the first event with data of a stream, else the whole of it."""
+    """Maximum time from sending a request to its response: the first event with data of a stream, else all of it."""
     stall_timeout: Time = 60.0
-    """Between two events with data of a stream; of a longer response, for each 64 KiB."""
+    """Maximum time between two events with data of a stream; of a longer response, for each 64 KiB."""
     idle_timeout: Time = 30.0
     """Unused connections are closed after this time."""
     max_tries: Count = DEFAULT_SETTINGS.max_tries
@@ -311,11 +311,11 @@ PATHS = (
 
 
 EACH_NODE = "node"
-"""As a host to listen at: the address of each node that has a gateway."""
+"""A host to listen at: it stands for the address of each node that has a gateway."""
 
 
 class GatewaySpec(Section, frozen=True):
-    """The front door."""
+    """Where requests enter."""
 
     listen: str = "127.0.0.1:8080"
     """host:port; port 0 takes a free one; node:8080 is the address of each of `nodes`."""
@@ -343,7 +343,7 @@ class GatewaySpec(Section, frozen=True):
     """More paths of engines that are passed on to instances, beside those of OpenAI's and Anthropic's APIs."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
-    """On SIGTERM, running streams get this long to end."""
+    """Time that running streams get to end after SIGTERM."""
     keep_records: Count = DEFAULT_SETTINGS.keep_records
     """Records of requests kept per deployment, the newest."""
     max_record_bytes: Size = 64 * 1024 * 1024
@@ -419,7 +419,7 @@ class DeploymentSpec(Section, frozen=True):
 
 
 class Pointsman(Section, frozen=True):
-    """Our own document."""
+    """The manifest."""
 
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Pointsman"] = "Pointsman"
@@ -481,14 +481,14 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     """Its path on the gateway is /NAME."""
     nodes: list[NodeSpec]
     calls: list[CallSpec] = []
-    """In order of execution."""
+    """The calls, in order of execution."""
     output: Any
     """Usually {$step: ID} of the last call; several are a list or a mapping."""
     ingress: IngressSpec = IngressSpec()
     python_path: list[str] = []
     """More folders of modules, relative to this file."""
     scaling: dict[str, Any] | None = None
-    """For all nodes at once: the policy sees them all, and the limits apply to nodes without their own."""
+    """One scaling section for all nodes: the policy sees them all, and the limits apply to nodes without their own."""
 
 
 KINDS: dict[str, type[Section]] = {

@@ -32,7 +32,7 @@ PICKER_FIELDS = frozenset({"plugins", "schedulingProfiles"})
 ELSEWHERE = {
     "EndpointPickerConfig": "an EndpointPickerConfig, which is part of a manifest: write its fields under "
     "deployments[].scheduling.config, of the deployment whose requests it schedules",
-    "Fleet": "a fleet, which is no part of a manifest: it goes with --fleet of the command place",
+    "Fleet": "a fleet, which is not part of a manifest; use it with --fleet of the command place",
 }
 """Kinds of documents that belong elsewhere, with what they are and where they go."""
 

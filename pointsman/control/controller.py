@@ -112,7 +112,7 @@ def _adopted(event: events.Adopted, turn: Transition) -> None:
         missing = state.places.keep(instance.id, event.place, event.deployment)
     transition.launched(turn, instance, event.host, event.port, event.process)
     if missing:
-        why = "it was not there when the plane started"
+        why = "it was missing when the plane started"
         transition.give_up(turn, instance, Reason("worker-lost", {"worker": missing[0], "why": why}), kill=True)
     turn.changed = True
 

@@ -17,7 +17,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """Timeouts, in seconds, and limits on failures."""
 
     start_timeout_s: Time = 120.0
-    """From launch until the first completion."""
+    """Maximum time from launch to the first completion."""
     probe_interval_s: Time = 2.0
     probe_timeout_s: Time = 5.0
     """A probe that is not answered in this time has failed."""
@@ -26,7 +26,7 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: Time = 60.0
     """How long requests in flight may take to end before the instance is stopped."""
     stop_grace_s: Time = 10.0
-    """From the request to end until the process is killed."""
+    """Time between asking the process to end and killing it."""
     backoff_s: Time = 0.5
     """Delay before the first restart; doubles with each failure, and is reset after `backoff_max_s` without one."""
     backoff_max_s: Time = 60.0

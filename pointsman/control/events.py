@@ -77,7 +77,7 @@ class Exited(ControllerEvent, frozen=True):
 
     instance_id: str
     why: str
-    """For operators, such as: exit code 1: the last line of its log."""
+    """The cause, for operators, such as: exit code 1: the last line of its log."""
     final: Reason | None = None
     """If it was starting: why no further try can succeed before a change, and what to do; None if one may."""
 
@@ -100,7 +100,7 @@ class Silent(ControllerEvent, frozen=True):
 
 
 class ProbeNotMade(ControllerEvent, frozen=True):
-    """The runtime could not probe an instance, for a reason of its own: nothing is known about the instance."""
+    """The runtime itself could not probe an instance: nothing is known about the instance."""
 
     instance_id: str
     why: str

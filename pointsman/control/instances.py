@@ -25,20 +25,20 @@
     ejected         Silent                                          ejected, for longer
     ejected         failures_until_unhealthy times Silent           stopping: Withdraw, Terminate
     in service      Exited                                          backing off: Withdraw
-    in service      it is not wanted any more, or PlaceNeeded       draining: Update (nothing new), AwaitDrained
+    in service      it is no longer wanted, or PlaceNeeded          draining: Update (nothing new), AwaitDrained
     draining        Drained; drain_timeout, unless in no hurry      stopping: Withdraw, Terminate
     draining        it was one too many, and is wanted after all    ready: Update (as before)
     draining        Exited                                          (gone): Withdraw
     stopping        stop_grace                                      stopping: Kill
-    stopping        Exited                                          backing off; (gone) if it is not wanted any more;
+    stopping        Exited                                          backing off; (gone) if it is no longer wanted;
                                                                     starting: Launch, if only its recipe has changed
     backing off     backoff                                         starting: Launch
     backing off     its recipe has changed                          starting: Launch
     backing off     start_attempts failed, older ones serve         backing off, for good: the rollout is stopped
     backing off     Applied, with its deployment in `retry`         starting: Launch, if it was there for good
     starting        its recipe has changed                          stopping: Terminate
-    starting        it is not wanted any more, or PlaceNeeded       stopping: Terminate
-    backing off     it is not wanted any more                       (gone)
+    starting        it is no longer wanted, or PlaceNeeded          stopping: Terminate
+    backing off     it is no longer wanted                          (gone)
 
 A server that was started elsewhere is never launched, terminated or killed. It is probed with backoff until it is
 ready. When it stops answering, it is withdrawn and unhealthy, and probed with backoff until it is ready again. Once
@@ -102,7 +102,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     tls: bool
     process: str | None
-    """The runtime's name for its process; None if it has none of ours."""
+    """The runtime's name for its process; None if Pointsman does not run it."""
     in_service: bool
     """Whether requests are on it, or may be sent to it."""
     restarts: int
@@ -115,14 +115,14 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     drain_asked: bool
     """Whether an operator drains it."""
     endpoint: DesiredEndpoint | None
-    """None if it is a process of ours."""
+    """None if it is a Pointsman process."""
     place: Place | None = None
     """None if it has none, or needs none."""
     unplaced: bool = False
     hindered: bool = False
     """Whether the runtime lacked the means to launch it."""
     halted: bool = False
-    """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve on."""
+    """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe keep serving."""
     final: bool = False
     """Whether it cannot start, and is not tried again until it is applied again."""
     recipe: str = ""

@@ -182,7 +182,7 @@ def deployments_status(
     internal: Container[str],
     now: float,
 ) -> list[dict[str, Any]]:
-    """The desired deployments in their order, then those that are on their way out.
+    """The desired deployments in their order, then those that are being removed.
 
     `load_of` returns a deployment's requests, or None if it takes none. `internal`: deployments that only applications
     call.

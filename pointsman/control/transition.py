@@ -61,7 +61,7 @@ class Transition:
         return self.state.instances.get(instance_id)
 
     def find_process(self, instance_id: str) -> Instance | None:
-        """The instance, if it has a process of ours or is about to have one."""
+        """The instance, if it has a Pointsman process or is about to have one."""
         instance = self.find(instance_id)
         if instance is None or instance.endpoint is not None or instance.phase is Phase.BACKING_OFF:
             return None
@@ -213,7 +213,7 @@ def _unplaced_in_order(turn: Transition) -> list[Instance]:
 
 
 def launched(turn: Transition, instance: Instance, host: str, port: int, process: str) -> None:
-    """Its process runs. If it is not wanted any more, the signal is sent now."""
+    """Its process runs. If it is no longer wanted, the signal is sent now."""
     instance.host, instance.port, instance.process = host, port, process
     if instance.phase is Phase.STOPPING:
         turn.commands.append(events.Kill(instance.id) if instance.killed else events.Terminate(instance.id))
@@ -409,7 +409,7 @@ def _older_remain(turn: Transition, instance: Instance) -> bool:
 
 
 def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: bool = False) -> None:
-    """It is not wanted any more."""
+    """It is no longer wanted."""
     instance.leaving, instance.reason, instance.in_no_hurry = True, why, in_no_hurry
     if instance.phase in (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED) and instance.serving is not None:
         drain(turn, instance)

@@ -20,7 +20,7 @@ from pointsman.engines.vllm import Vllm
 ENGINES: Mapping[str, type[Engine]] = MappingProxyType(
     {engine.name: engine for engine in (LlamaCpp, Vllm, Sglang, Command, Python, Simulated, OpenAI)}
 )
-"""By `type:` in a manifest."""
+"""Engine classes by their name, which is `type:` in a manifest."""
 
 __all__ = [
     "ENGINES", "Engine", "LaunchSpec", "ProbeRequest", "ProcessEnd", "Samples",

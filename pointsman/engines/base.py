@@ -22,7 +22,7 @@ from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
 BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
-"""For servers in Python: without compiled bytecode vLLM takes three times as long to start."""
+"""The environment of servers in Python: without compiled bytecode vLLM takes three times as long to start."""
 DEFAULT_CONCURRENCY = 16
 """Concurrent requests to reserve memory for, if the engine has no setting for it."""
 VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

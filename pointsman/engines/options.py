@@ -12,7 +12,8 @@ _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G
 
 
 class Options:
-    """By name: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last one counts."""
+    """Options of a command line: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last
+    value counts."""
 
     def __init__(self, args: Iterable[str], short: Mapping[str, str] | None = None) -> None:
         """`short`: other forms, and the names that they stand for."""
@@ -94,5 +95,5 @@ def split_shares(written: str | Sequence[float]) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise ConfigError([f"a tensor split is a list of numbers such as 3,1, found {written}"]) from None
     if not shares or min(shares) < 0 or not sum(shares):
-        raise ConfigError([f"a tensor split has shares from 0 on, not all of them 0, found {written}"])
+        raise ConfigError([f"the shares of a tensor split are at least 0, and not all 0, found {written}"])
     return shares

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 _REST = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
-"""After the name of a sample: labels, value."""
+"""What follows the name of a sample: labels and value."""
 _LABEL = re.compile(r'([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 MAX_DIGITS = 18
 _ESCAPED = re.compile(r"\\(.)")

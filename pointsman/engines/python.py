@@ -36,7 +36,7 @@ class Python(Engine):
         env: Mapping[str, str] | None = None,
     ) -> None:
         if kind == "ingress" and not (preprocessor or schema):
-            raise ConfigError(["an ingress runs code of yours: name a preprocessor, a schema, or both"])
+            raise ConfigError(["an ingress runs your code: name a preprocessor, a schema, or both"])
         if kind != "ingress" and not code:
             raise ConfigError([f"a {kind} needs code: module:Name or path/to/file.py:Name"])
         if rank is not None and rank >= shards:

@@ -144,7 +144,7 @@ class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """None: until further notice."""
     by: str = ""
-    """The operator; empty: the one who asks."""
+    """The operator; empty: the one who sends the request."""
 
 
 class DeploymentAdmin:

@@ -82,7 +82,8 @@ class Keys:
         return bool(self._admin) and compare_digest(digest, self._admin)
 
     def admin_fingerprint(self, request: HttpRequest) -> str:
-        """The start of the hash of a request's admin key: it tells keys apart and opens nothing. Empty without one."""
+        """The start of the hash of a request's admin key: it identifies a key without granting access. Empty without
+        one."""
         return sha256(_credentials(request)).hexdigest()[:FINGERPRINT] if self.opens_admin(request) else ""
 
     def _lookup(self, credentials: bytes) -> Tenant | None:
@@ -181,7 +182,7 @@ class Admission:
         return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s, tenant=tenant.name)
 
     def request_id(self, http: HttpRequest) -> str:
-        """The id that the client sent, or a new one: if it sent none, or if a request in flight has it. Raises
+        """The id that the client sent, or a new one: if it sent none, or if a request in flight uses it. Raises
         `NotAdmitted`."""
         given = http.headers.pop(b"x-request-id", None)
         if given is not None:

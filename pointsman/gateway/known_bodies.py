@@ -1,11 +1,11 @@
 """Large bodies that begin like one that was read before: only what is new of them is decoded.
 
-Conversations grow, and documents are asked about again, so most of a large prompt has been decoded already. Comparing
-it with what is remembered takes a fifteenth of the time. Theory of operation: if a valid body has the bytes P up to the
-end of an element of `messages`, then a decoder that has read P is within that array, behind an element, and so it is
-after any shorter text that leads there. So P is replaced by a short text (the fields before `messages`, and one
-element), and the full decoder reads that with the rest: it accepts and refuses the same bodies, and finds the same
-fields.
+Conversations grow, and several questions are asked about one document, so most of a large prompt has been decoded
+already. Comparing it with what is remembered takes a fifteenth of the time. Theory of operation: if a valid body has
+the bytes P up to the end of an element of `messages`, then a decoder that has read P is within that array, behind an
+element, and so it is after any shorter text that leads there. So P is replaced by a short text (the fields before
+`messages`, and one element), and the full decoder reads that with the rest: it accepts and refuses the same bodies, and
+finds the same fields.
 
 Enters: bodies of clients, who are not trusted. Leaves: fields, or the refusal of the full decoder. The one rule: only
 bytes that were read in a valid body are skipped, and only after they have been compared.
@@ -37,7 +37,7 @@ MAX_ENDS = 64
 """Maximum number of element ends that are remembered per body."""
 
 MAX_COMMAS, MAX_ELEMENTS = 50_000, 4096
-"""Bodies with more are not remembered: their elements would have to be told apart one by one."""
+"""Bodies with more are not remembered: their elements would have to be distinguished one by one."""
 
 BRACE = ord("{")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")

@@ -222,7 +222,7 @@ def message_of(body: bytes, model: str) -> bytes:
         content = [*_said(said.get("reasoning_content") or said.get("reasoning") or "", said.get("content") or "")]
         content += [_tool_use(call) for call in said.get("tool_calls") or ()]
     except (LookupError, TypeError, AttributeError):
-        raise msgspec.DecodeError(f"it is no chat completion: {shown_bytes(body)}") from None
+        raise msgspec.DecodeError(f"it is not a chat completion: {shown_bytes(body)}") from None
     called = any(block["type"] == "tool_use" for block in content)
     message = _message(model, content) | _stopped(finish, choice.get("stop_reason"), called=called)
     return msgspec.json.encode(message | {"usage": usage_fields(answer.get("usage"))})

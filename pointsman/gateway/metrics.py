@@ -43,7 +43,7 @@ class DeploymentCounts:
         self.broken_off = 0
         """Answers that ended with an error after they had begun."""
         self.cached_tokens = self.input_tokens = self.output_tokens = 0
-        """As engines counted them."""
+        """Tokens, as counted by engines."""
 
     def used(self, usage: Usage) -> None:
         self.cached_tokens += usage.cached or 0

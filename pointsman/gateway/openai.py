@@ -1,4 +1,4 @@
-"""The OpenAI API: requests as far as routing needs them, the usage that responses report, and errors.
+"""The OpenAI API: what routing needs of requests, the usage that responses report, and errors.
 
 Bodies are parsed once, and nothing is built that is not read.
 """

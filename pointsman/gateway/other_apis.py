@@ -71,7 +71,7 @@ class OtherApi:
         return body
 
     def refused(self, one: InFlight, status: int) -> bool:
-        """Whether the same instance is asked again in another form."""
+        """Whether the request is sent to the same instance again, in another form."""
         return False
 
     def served(self, one: InFlight) -> None:
@@ -101,7 +101,7 @@ _FIELD = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="?([^";\r\n]*)"?'
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
-    """The boundary between the fields of a form; None if the body is no form."""
+    """The boundary between the fields of a form; None if the body is not a form."""
     found = _BOUNDARY.match(content_type.strip())
     return None if found is None else b"--" + (found[1] or found[2])
 

@@ -1,6 +1,6 @@
 """Several gateways for one plane, as the process of the plane has them: their links, limits, metrics and answers.
 
-Enters: connections of gateways (`gateway/process.py`), and what is asked about all of them. Leaves: documents,
+Enters: connections of gateways (`gateway/process.py`), and inquiries about all of them. Leaves: documents,
 instances and grants for each, and answers for all together. The one rule: a counter that was shown never falls. What a
 process that has ended had counted when it was last asked stays in the sum.
 """
@@ -128,7 +128,7 @@ class Inquiries:
             answer.set_result(message.body)
 
     def ended(self, gateway: str) -> None:
-        """Note that a gateway will not answer any more."""
+        """Note that a gateway will no longer answer."""
         for name, answer in self._open.values():
             if name == gateway and not answer.done():
                 answer.cancel()
@@ -202,7 +202,7 @@ class GatewayLinks:
         try:
             messages = Frames().gateway(bytes(http.body))
         except msgspec.MsgspecError as error:
-            client.error(400, f"this is no report: {error}", "invalid_body")
+            client.error(400, f"this is not a report: {error}", "invalid_body")
             return
         if one is not None:
             self.seen_at[one.name] = time.monotonic()

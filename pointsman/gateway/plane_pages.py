@@ -1,4 +1,4 @@
-"""Pages about the plane as a whole, at a gateway in a process of its own: the plane answers them."""
+"""Pages about the plane as a whole, at a gateway in its own process: the plane answers them."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A gateway in a process of its own: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
+"""A gateway in its own process: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
 
 Enters: requests of clients, and messages of the plane. Leaves: answers, and reports to the plane. The one rule: it
 serves with the last known state. If the plane is gone, it continues and looks for the next plane; then only the runtime

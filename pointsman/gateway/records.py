@@ -134,7 +134,7 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The summaries of pipelines' and refused requests are stored as they are."""
     details: msgspec.Raw = msgspec.Raw(b"{}")
     text: str = ""
-    """Of a request to a model it is made of the details, when it is shown."""
+    """The record as text. For a request to a model, it is made from the details when it is shown."""
 
     @property
     def request_id(self) -> str:
@@ -321,7 +321,7 @@ class RequestHistory:
         body: bytes | None = None,
     ) -> None:
         """Answer a request that reaches no dispatcher, and record it if it is one to a model or an application.
-        `request_id`: if it has one already. `body`: of the answer, if that has a form of its own."""
+        `request_id`: if it has one already. `body`: of the answer, if that has its own form."""
         if http.method == b"POST" and not http.path.startswith(NOT_RECORDED):
             request_id = self.note_refused(http, error, tenant, model, request_id)
             error.lines += b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
@@ -395,7 +395,7 @@ class RequestHistory:
             await self._file.close()
             self._file = None
 
-    # What is asked
+    # Queries
 
     def kept(self) -> list[AnyRecord]:
         """Records of this plane, in no order."""

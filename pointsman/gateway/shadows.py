@@ -44,7 +44,7 @@ class ShadowsEverywhere:
 
 
 def shadow_answer(shadows: Shadows, about: str, details: dict[str, str]) -> Any:
-    """The answer of a gateway in a process of its own to its plane; None if it has none."""
+    """The answer of a gateway in its own process to its plane; None if it has none."""
     try:
         if about == "shadow":
             return msgspec.to_builtins(shadows.counts(details["deployment"]), str_keys=True)

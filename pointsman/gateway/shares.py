@@ -90,7 +90,7 @@ class GrantedTenant(Tenant):
 
     def budget_left(self, now: float) -> float:
         if self.period_ends is not None and now >= self.period_ends:
-            self.period_ends = None  # a grant may be on its way
+            self.period_ends = None  # a grant may arrive soon
         return self.cost_left.left
 
     def use(self, cost: float, tokens: float, now: float) -> None:
@@ -202,7 +202,7 @@ class Bank:
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
         self._allotments: dict[str, dict[str, Allotment]] = {}
-        """By gateway, then by tenant."""
+        """Allotments by gateway, then by tenant."""
         self._early: list[tuple[str, Units]] = []
         """Use of tenants that was reported before they were known: gateways of an earlier plane join early."""
         self._active: set[str] = set()

@@ -29,9 +29,9 @@ class SilenceWatch:
         self._traffic = traffic
         self._upstream = upstream
         self._of: dict[str, Silences] = {}
-        """By deployment."""
+        """Silences by deployment."""
         self._asked: dict[str, tuple[HttpClient, Exchange]] = {}
-        """Probes on their way, by instance."""
+        """Probes in progress, by instance."""
 
     def look(self) -> None:
         pools = self._upstream.pools

@@ -289,7 +289,7 @@ class Charge:
 
 
 class UsageState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant has used, as a store keeps it. Times are Unix times: periods go on while no plane runs."""
+    """What a tenant has used, as a store keeps it. Times are Unix times: periods continue while no plane runs."""
 
     at: float
     spent: float

@@ -179,7 +179,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
 
     def _came_to_nothing(self, why: Reason, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
         """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
-        `local`: what is wrong on this side, which is no evidence against the instance."""
+        `local`: what is wrong on this side, which is not evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
         if local:
             self.upstream.unsent.note(local, why, now)
@@ -379,7 +379,7 @@ class Upstream:
         self.lacks: set[tuple[str, bytes]] = set()
         """Instances, and the paths that they lack although their engines should have them."""
         self.takes_usage: dict[str, bool] = {}
-        """By instance: whether it takes `stream_options.include_usage`, once that is known."""
+        """Whether each instance takes `stream_options.include_usage`, once that is known."""
 
     def configure(self, settings: UpstreamSpec) -> None:
         self.settings = settings

@@ -286,7 +286,7 @@ async def fetch(
     headers: str = "",
     max_bytes: int = MAX_RESPONSE_BYTES,
 ) -> HttpResponse:
-    """The whole response, on a connection of its own. Raises `NoResponse`."""
+    """The whole response, on its own connection. Raises `NoResponse`."""
     client = HttpClient(target)
     try:
         return await client.fetch(method, path, body, timeout_s=timeout_s, headers=headers, max_bytes=max_bytes)

@@ -37,7 +37,7 @@ REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 # third of the cost of a request. With few requests in flight nothing is gained, and bytes are written at once.
 
 FEW = 2
-"""With at most this many requests in flight, writes are not collected."""
+"""If at most this many requests are in flight, writes are not collected."""
 LARGE = 8 * 1024
 """Longer pieces are written at once."""
 
@@ -102,7 +102,7 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
-# Failures of this process or machine. They are no evidence about the server, which was not reached.
+# Failures of this process or machine. They are not evidence about the server, which was not reached.
 
 SHORTAGES: Mapping[int, str] = {
     errno.EMFILE: "files",
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
         self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:  # a response without a request: the connection is not usable any more
+        if self.listener is None:  # a response without a request: the connection is no longer usable
             self.transport.abort()
             return
         self.has_response = self.pool.is_heard = True
@@ -280,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
                 self._take_head(head, data)
                 return
             if head.status == 101:
-                raise MalformedHttp("it goes on in another protocol")
+                raise MalformedHttp("the server switched to another protocol")
         if len(data) > MAX_HEAD_BYTES or not b"HTTP/1.".startswith(data[:7]):
             raise MalformedHttp(f"it begins with {shown_bytes(data, 40)}")
         self._buffer = data

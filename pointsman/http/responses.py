@@ -390,7 +390,7 @@ class ChunkReader:
         return b"\n" not in rest and b"\r" not in rest[:-1]
 
     def _finish(self, data: bytes, start: int, at: int) -> None:
-        """After the last chunk, which begins at `start`, come trailers, up to an empty line."""
+        """Read the trailers that follow the last chunk, up to an empty line. The last chunk begins at `start`."""
         end = at if data.startswith(b"\r\n", at) else data.find(b"\r\n\r\n", at) + 2
         complete = end >= at
         self.trailers = data[at:end] if complete else data[at:]

@@ -24,12 +24,12 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b"connection: keep-alive\r\n"
-"""For clients of HTTP/1.0; it is the default in later versions."""
+"""Header for clients of HTTP/1.0; keeping the connection is the default in later versions."""
 CLOSE = b"connection: close\r\n"
 JSON = b"application/json"
 RETRY_SOON = b"retry-after: 1\r\n"
 LINGER_S = 2.0
-"""How long a client whose request was refused may go on sending it, so that it gets to read why."""
+"""How long a client may continue to send a request that was refused, so that it can read the reason."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 

@@ -109,11 +109,11 @@ class _Building:
         self._owners: dict[str, Owner] = {}
         self._naming = _Naming(self._wrong)
         self._names: dict[int, str] = {}
-        """By the identity of an owner: the name of its node."""
+        """The name of each node, by the identity of its owner."""
         self._nodes: dict[str, Node] = {}
         self._calls: dict[str, Call] = {}
         self._ids: dict[int, str] = {}
-        """By the identity of a call node: the id of its call."""
+        """The id of each call, by the identity of its call node."""
         self._open: list[int] = []
         """Calls and containers that the pass is inside of."""
         self._input: InputNode | None = None
@@ -306,7 +306,7 @@ class _Naming:
         """The name that a deployment asks for. Several nodes of one deployment are numbered."""
         name = deployed.name
         if not NAME.fullmatch(name):
-            self._wrong(f'"{name}" is no name for a node: letters, digits, _ and -, at most 40')
+            self._wrong(f'"{name}" is not a valid name for a node: letters, digits, _ and -, at most 40')
         elif name == INGRESS:
             self._wrong(f'"{INGRESS}" is the name of what takes requests from outside; call this node something else')
         elif name in taken and self._given.get(name) is not deployed:

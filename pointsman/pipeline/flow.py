@@ -127,7 +127,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     kind: NodeKind
     method: str
     args: tuple[Template, ...] = ()
-    """With `InputValue`, `StepResult` and `HandleTo` in place of what is not known yet."""
+    """The arguments; `InputValue`, `StepResult` and `HandleTo` stand for what is not known yet."""
     kwargs: Mapping[str, Template] = {}
     needs: tuple[int, ...] = ()
     """Steps that it waits for."""
@@ -258,7 +258,7 @@ class Run:
         self.left = len(flow.steps)
         """Steps that have not ended."""
         self.began_at: list[float | None] = [None] * self.left
-        """By step: when it began, and when it ended or failed."""
+        """When each step began; `ended_at`: when it ended or failed. None if it has not."""
         self.ended_at: list[float | None] = [None] * self.left
         self.over = False
         """All steps have ended, one has failed, or the run was given up."""

@@ -20,7 +20,7 @@ from pointsman.pipeline.options import NodeOptions
 
 
 class BindError(PointsmanError, TypeError):
-    """A part of the input or of a result that is asked for in a way that a graph cannot have."""
+    """A use of the input or of a result that a graph cannot express."""
 
 
 _STORES = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})
@@ -50,7 +50,7 @@ class Deployment:
         update_wrapper(self, body, updated=())
         self.body = body
         self.name = name
-        """As given; empty: the name of the variable, or of the class or function."""
+        """The name as given; empty: that of the variable, or of the class or function."""
         self.node_options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class Deployment:
         return Deployment(self.body, self.node_options.changed(changes), name or self.name)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a class: a node, with an instance of the class in each replica. Of a function: a call of it."""
+        """A node that has an instance of the class in each replica; for a function, a call of it."""
         variable = assigned_name()
         if self.is_class:
             return ClassNode(self, args, kwargs, variable)

@@ -1,4 +1,4 @@
-"""The code of a version as data: what its files had when it came into force."""
+"""The code of a version as data: what its files had when it took effect."""
 
 import zlib
 from base64 import b85decode, b85encode
@@ -9,10 +9,10 @@ from typing import TypeAlias
 from msgspec import MsgspecError, msgpack
 
 Sources: TypeAlias = Mapping[Path, bytes]
-"""The content of files of code, as it was when a version came into force."""
+"""The content of files of code, as it was when a version took effect."""
 MAX_KEPT_BYTES = 96 * 1024
-"""Of the compressed sources of one node; the sources of a larger one are not kept. They fit into one environment
-variable of a replica."""
+"""Maximum size of the compressed sources of one node, so that they fit into one environment variable of a replica. The
+sources of a node beyond it are not kept."""
 
 
 def pack_sources(sources: Sources) -> str:

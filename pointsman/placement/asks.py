@@ -1,4 +1,4 @@
-"""What is asked of the placer: an instance that needs a place, and where it may be."""
+"""Requests to the placer: an instance that needs a place, and where it may be."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ class Cuts:
         """Minimum bytes on each GPU of a stage of one, two, three... layers, whichever layers they are."""
 
     def stage_bytes(self, start: int, stop: int) -> int:
-        """As `Need.stage_bytes`."""
+        """The same as `Need.stage_bytes`."""
         weights, kv = self._weights[stop] - self._weights[start], self._kv[stop] - self._kv[start]
         return -(-weights // self._tp) + -(-kv // self._kv_parts) + self.fixed_bytes
 
@@ -183,9 +183,9 @@ class Arrangement(Enum):
     """How instances are laid out over the fleet."""
 
     SPREAD = "spread"
-    """Over many, so that the loss of one costs little."""
+    """Use many workers, so that the loss of one costs little."""
     BINPACK = "binpack"
-    """On few GPUs and workers, so that large holes stay whole."""
+    """Use few GPUs and workers, so that large holes stay whole."""
 
 
 class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +276,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
     tiers: tuple[Tier, ...] = ()
     """The ways to fit that it may have, in this order; empty: those that its rules allow, in the default order."""
     data_parallel_size: int = 1
-    """Number of copies of the model in one instance, each with GPUs of its own."""
+    """Number of copies of the model in one instance, each with its own GPUs."""
     gpu_utilization: float | None = None
     """Share of each of its GPUs that its engine takes, regardless of its need; None: what it needs."""
     gpu_layers: int | None = None
@@ -367,7 +367,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """In the order of the claims, each once."""
+        """The workers, in the order of the claims, each once."""
         return tuple(dict.fromkeys(claim.worker for claim in self.claims))
 
     @property

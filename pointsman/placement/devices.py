@@ -49,7 +49,7 @@ class Devices:
         self.generation = fleet.generation
         self.by_worker = ByWorker(fleet)
         self.workers = self.by_worker.workers
-        """By GPU: the row of its worker."""
+        """The row of the worker, per GPU."""
         self._alike = {words: _codes(devices, words) for words in (False, True, GENERATIONS)}
         """A number per GPU: GPUs with equal numbers may be in one instance, according to what the ask lets be mixed."""
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
@@ -68,7 +68,7 @@ class Devices:
         return np.where(free >= taken, taken, 0.0)
 
     def machine_free(self, ask: Ask) -> Floats:
-        """By worker: bytes that all its GPUs together can give; infinite unless its memory is unified."""
+        """Bytes that all GPUs of a worker together can give, per worker; infinite unless its memory is unified."""
         if not self._any_unified:
             return np.full(len(self.unified), np.inf)
         left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
@@ -139,7 +139,7 @@ class ByWorker:
     def __init__(self, fleet: Fleet) -> None:
         devices, hosts = list(fleet.gpus), list(fleet.workers)
         self.workers = np.array([device.host.row for device in devices], dtype=np.intp)
-        """By GPU: the row of its worker."""
+        """The row of the worker, per GPU."""
         links: dict[tuple[int, str], int] = {}
         self._link_codes = np.array(
             [
@@ -150,12 +150,12 @@ class ByWorker:
         )
         """GPUs of a worker that are linked have the same number; -1: over PCIe."""
         self._link_workers = np.array([row for row, _ in links], dtype=np.intp)
-        """By that number: the row of their worker."""
+        """The row of their worker, per such number."""
         self._with_gpus = np.array([host.row for host in hosts if host.devices], dtype=np.intp)
         self._starts = np.array([host.devices[0].row for host in hosts if host.devices], dtype=np.intp)
         self._width = len(hosts)
         self._indexes = np.array([index for host in hosts for index in range(len(host.devices))], dtype=np.intp)
-        """By GPU: its index among those of its worker."""
+        """The index of a GPU among those of its worker, per GPU."""
         self._max_gpus = max((len(host.devices) for host in hosts), default=0)
 
     def smallest(self, values: Floats) -> Floats:

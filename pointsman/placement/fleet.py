@@ -24,7 +24,7 @@ FREE_SHARE = "free_share"
 TENANTS = "tenants"
 """Number of instances on it."""
 EXCLUSIVE = "exclusive"
-"""1 while an exclusive instance has it, or any instance if it may not be shared."""
+"""1 while an exclusive instance is on it, or any instance if it may not be shared."""
 WORKER = "worker"
 """The row of its worker."""
 
@@ -229,7 +229,7 @@ class Fleet:
         """All workers, with live columns."""
         self.gpus: Roster[Device] = Roster(self._rows.devices, self._rows.gpu_columns, arrays=True)
         self.changes = self._rows.changes
-        """By row of the worker: how often something was claimed there or released."""
+        """How often something was claimed or released on a worker, by its row."""
         self.generation += 1
         for one in self.occupants.values():
             self._rows.count(one.place, +1)

@@ -63,7 +63,7 @@ def hole_values(demand: Mapping[int, float]) -> Floats:
 
 
 def _highest_values(sizes: Sequence[int], prices: Floats) -> Floats:
-    """By size of a hole: the highest sum of prices that fits."""
+    """The highest sum of prices that fits into a hole, by its size."""
     values = np.zeros(PARTS + 1)
     for size, price in zip(sizes, prices, strict=True):
         for _ in range(PARTS // size if price > 0 else 0):
@@ -156,13 +156,13 @@ class Uses:
         self.cpus = np.array([kind.cpus - SLACK for kind in workload.kinds], dtype=np.float64)
         self.memory = np.array([kind.need.host_bytes for kind in workload.kinds], dtype=np.float64)
         self.gpus = np.full((len(makes), wide), np.inf)
-        """By make and kind: the number of GPUs."""
+        """The number of GPUs, by make and kind."""
         self.per_cpu = np.full((len(makes), wide), UNLIMITED)
-        """By make and kind: GPUs used per CPU, and per byte of the machine's memory."""
+        """GPUs used per CPU, by make and kind; `per_byte`: per byte of the machine's memory."""
         self.per_byte = np.full((len(makes), wide), UNLIMITED)
         self.table = np.zeros((len(makes), PARTS + 1, 2 * wide + 2))
-        """By make and hundredths: the part that each kind can use, whether there is room for each kind, the free part,
-        and the part that no mixture of kinds can use."""
+        """What a GPU of a make with this many free hundredths gives: the part that each kind can use, whether there is
+        room for each kind, the free part, and the part that no mixture of kinds can use."""
         self.table[:, :, -2] = np.arange(PARTS + 1) / PARTS
         for row, make in enumerate(makes):
             self._fill(row, make, workload)
@@ -199,7 +199,7 @@ class Growth(msgspec.Struct, eq=False):
     """How fragmentation grows with an ask, by row of the worker. Read only."""
 
     amount: Floats
-    """In GPUs, less is better, often below 0; inf if it does not fit there."""
+    """The growth in GPUs; less is better, and it is often below 0. inf if the ask does not fit there."""
     device: Rows
     """The row of the GPU where it grows least; the first, if it takes several."""
     seen: "NDArray[np.int64]"
@@ -357,7 +357,7 @@ class Fragmentation:
         hosts, devices = list(self._fleet.workers), list(self._fleet.gpus)
         most = max((len(host.devices) for host in hosts), default=0)
         self._slots = np.zeros((len(hosts), most), dtype=np.intp)
-        """By worker: the rows of its GPUs."""
+        """The rows of the GPUs of each worker."""
         self._real = np.zeros((len(hosts), most), dtype=bool)
         """Which slots are GPUs: workers have different numbers of them."""
         for host in hosts:
@@ -372,7 +372,7 @@ class Fragmentation:
         ]
         self._makes = np.array(numbers, dtype=np.intp)
         self._made = np.array([numbers[host.devices[0].row] if host.devices else 0 for host in hosts], dtype=np.intp)
-        """By worker: the make of its first GPU, which stands for all."""
+        """The make of the first GPU of each worker, which stands for all."""
         self._shareable = np.array([device.gpu.shareable for device in devices], dtype=bool)
         self._unified = np.array([host.worker.unified_memory for host in hosts], dtype=np.float64)
         self._uses = Uses(self._workload, list(makes) or [Make("", "", 1.0)])

@@ -1,7 +1,7 @@
 """Known GPU models: their vendor, and the memory that their driver reports.
 
 Drivers report less than the name says: an L4 "24GB" has 22.5 GiB. A model is known only if every word of its name is
-explained, so that an RTX 3080 Ti is never taken for an RTX 3080.
+explained, so that an RTX 3080 Ti is never mistaken for an RTX 3080.
 """
 
 import re
@@ -93,7 +93,7 @@ KNOWN_GPUS: tuple[GpuModel, ...] = (
         ("MI355X", 288, 294896),
         ("MI325X", 256, 262128),
         ("MI300X", 192, 196592),
-        ("MI250X", 64, 65520),  # each of its two halves is a GPU of its own
+        ("MI250X", 64, 65520),  # each of its two halves counts as a GPU
         ("MI250", 64, 65520),
         ("MI210", 64, 65520),
         ("MI100", 32, 32752),

@@ -23,7 +23,7 @@ OPENED = {
 }
 """The tiers that allowances open."""
 ALLOWANCES = (*OPENED, "mixed_gpus", "mixed_generations")
-"""What an ask may allow. Not the CPU, which has a hint of its own: only the user knows whether an engine that needs a
+"""What an ask may allow. Not the CPU, which has its own hint: only the user knows whether an engine that needs a
 GPU can do without."""
 
 

@@ -99,7 +99,7 @@ class Placer:
         self._tiers = {kind: self._profiles(kind) for kind in Arrangement}
 
     def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
-        """Where this instance should go, as things stand. Nothing is claimed."""
+        """Where this instance should go at present. Nothing is claimed."""
         unknown = None if knows_a_choice(self.fleet, ask) else unknown_choice(self.fleet, ask)
         if unknown is not None:
             return self._unknown(ask, unknown)
@@ -148,8 +148,8 @@ class Placer:
 
     def take(self, ask: Ask, missing: int = 1) -> Placed | Refused:
         """A place for this instance, claimed. If the ask is all or nothing, there must be room for all `missing`
-        instances of its deployment, this one included. Everything that was chosen by hand must be there, or have been
-        there: a name that is wrong is an error, also beside one that is right."""
+        instances of its deployment, this one included. Every worker and GPU that was chosen by hand must exist or have
+        existed: a wrong name is an error, even beside a right one."""
         if ask.all_or_nothing and missing > 1:
             trial = Placer(self.fleet.copy(), self.workload)
             for number in range(missing):
@@ -167,7 +167,7 @@ class Placer:
         return Refused(ask, [RejectedEach(self.fleet.workers, np.arange(len(self.fleet)), lambda _: why)])
 
     def admitted(self, ask: Ask) -> Mask:
-        """The workers that it may be on, whether there is room or not, by row."""
+        """The workers that it may be on, by row, whether or not they have room."""
         run = self._admission.run(Cycle(ask), self.fleet.workers)
         among = np.zeros(len(self.fleet), dtype=bool)
         if isinstance(run, ProfileResult):
@@ -175,13 +175,13 @@ class Placer:
         return among
 
     def devices(self) -> Devices:
-        """The GPUs as they are numbered now."""
+        """The GPUs by their present numbers."""
         if self._devices is None or self._devices.generation != self.fleet.generation:
             self._devices = Devices(self.fleet)
         return self._devices
 
     def _in_order(self, ask: Ask) -> list[tuple[ResourceFit, Profile[Host]]]:
-        """The tiers as the ask lists them; the others come last, with the reason that they are not listed."""
+        """The tiers in the order of the ask; the others come last, with the reason that they are not listed."""
         usual, listed = self._tiers[ask.arrangement], ask.tiers
         if not listed:
             return usual

@@ -35,7 +35,7 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
     trace: Trace | None = None
 
     def reasons(self) -> dict[str, dict[str, Reason]]:
-        """By tier and worker."""
+        """Reasons by tier and worker."""
         stages: dict[str, Iterable[tuple[Host, Reason]]] = {NOT_CONSIDERED: self._unconsidered()}
         stages |= {one.tier.value: one.rejected for one in self.tiers}
         found = {name: {str(host): reason for host, reason in rejected} for name, rejected in stages.items()}

@@ -98,8 +98,8 @@ class SparesCapable:
 
 
 def _worth_of_gpus(hosts: Hosts) -> Floats:
-    """By GPU: 1 for the cheapest, 2 for the next, and so on; by the price per hour if every worker with GPUs has one,
-    else by memory, where sizes within a third are alike, and then by generation."""
+    """A rank per GPU: 1 for the cheapest, 2 for the next, and so on. It follows the price per hour if every worker with
+    GPUs has one, else memory, where sizes within a third are alike, and then the generation."""
     devices = [device for host in hosts for device in host.devices]
     prices = [device.host.worker.price_per_gpu_hour for device in devices]
     if all(prices):

@@ -17,7 +17,7 @@ MAX_HISTORY = 20_000
 MAX_REMEMBERED = 1_024
 """Maximum number of kinds; beyond it the rarest are dropped."""
 FIRST_ASKS = 16
-"""Number of asks from which on the workload is known."""
+"""Minimum number of asks for the workload to count as known."""
 
 
 class KindCount(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ class Bar(msgspec.Struct, frozen=True):
     free_bytes: int
     """Below 0 if more is claimed or used than there is."""
     held: bool = False
-    """Whether an exclusive instance has it, so that its free part cannot be used."""
+    """Whether an exclusive instance is on it, so that its free part cannot be used."""
     link: str = ""
 
 

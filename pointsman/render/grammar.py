@@ -89,7 +89,7 @@ def waited(what: str, advice: str) -> Callable[[Facts], str]:
 
 
 _NO_RETRY = {
-    "begun": "after part of the answer had gone out",
+    "begun": "after part of the answer had been sent",
     "no-retry": "and must not be sent again",
     "shutting-down": "while shutting down",
 }
@@ -148,7 +148,7 @@ def phase_changed(facts: Facts) -> str:
 
 def task_failed(facts: Facts) -> str:
     times = "once" if facts["failures"] == 1 else f"{facts['failures']} times"
-    then = "it goes on" if facts["retry_s"] is None else f"it is tried again in {facts['retry_s']:.1f} s"
+    then = "it runs again" if facts["retry_s"] is None else f"it is tried again in {facts['retry_s']:.1f} s"
     of = f"{facts['gateway']}: " if "gateway" in facts else ""
     return of + 'background task "{task}" failed {times}, last {ago_s:.0f} s ago ({error}); {then}'.format(
         **facts, times=times, then=then
@@ -162,7 +162,7 @@ def given_up(facts: Facts) -> str:
 
 
 def no_program(facts: Facts) -> str:
-    folder = f", looked for from {facts['folder']}" if facts["folder"] else ""
+    folder = f", searched from {facts['folder']}" if facts["folder"] else ""
     return f"{facts['program']} cannot be run ({facts['why']}{folder}); {facts['remedy']}"
 
 

@@ -37,7 +37,7 @@ class _GraphText:
         self._wide = [min(max(map(cells, lines)) + 4, width) for lines in self._texts]
 
     def flow(self) -> list[str]:
-        """From the input to the output."""
+        """The lines of the graph, from the input to the output."""
         rows = [self._rows(stage) for stage in self._stages]
         across = max(self._length(row) for stage in rows for row in stage)
         lines: list[str] = []

@@ -69,7 +69,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "keys-changed": keys_changed,
     "removes-authentication": "it removes authentication: the gateway has keys now, and would serve requests without "
     "any",
-    "removes-admin-key": "it removes the admin key: the admin API would not be reachable over the network any more",
+    "removes-admin-key": "it removes the admin key: the admin API would no longer be reachable over the network",
     "removes-all": removes_all,
     "takes-away": lambda facts: (
         f"it takes away {facts['instances']} of {quantity(facts['running'], 'instance')} that run"
@@ -99,7 +99,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "and it is tried again in {left_s:g} s",
     "condition-met": "{metric} changed by {change:+.1%}: {condition}",
     "condition-not-met": "it changed by {change:+.1%}, which is not {condition}",
-    "too-few-to-compare": "{requests} requests of a share had {metric}, of at least {needed}",
+    "too-few-to-compare": "{requests} requests of a share had {metric}; at least {needed} are needed",
     "candidate-much-worse": "{metric} changed by {change:+.1%} in {requests} requests",
     "candidate-errs": "{errors} of {requests} requests failed in its share, and {in_force:.1%} of the others",
     "candidate-without-answer": "it had no answer {failures} times: it {problem}",
@@ -120,7 +120,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "usage-refused": words("{instances} refused stream_options.include_usage; the tokens of streams are estimated"),
     "probes-not-made": remedied("{instances} instances could not be probed, and stay as they are: {error}"),
     "records-not-stored": "records cannot be written to {file}: {error}; {lost} were dropped so far. "
-    "Requests go on; free space on its disk, or make it writable",
+    "Requests are still served; free space on its disk, or make it writable",
     "prefix-index-full": words(
         'the prefix index of "{deployment}" is full ({used_bytes}): {dropped} blocks that instances may have cached '
         "were dropped; raise gateway.maxPrefixIndexBytes"
@@ -128,7 +128,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "many-block-sizes": 'instances of "{deployment}" report many KV block sizes; the rarest are matched by the most '
     "common one",
     "no-folder": "there is no folder {folder} on this machine, so instances such as {instance} run in {used}: relative "
-    "paths lead there; apply the manifest from a folder that is there",
+    "paths resolve there; apply the manifest from a folder that exists",
     "machine-not-seen": remedied("the resources of this machine cannot be detected, so the last known ones stay"),
     "machine-not-detected": "the resources of this machine cannot be detected, so instances get no places: {error}",
     "gpus-not-detected": lambda facts: (
@@ -140,7 +140,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "gateway-not-as-configured": "{gateway}: {error}",
     "task-failed": task_failed,
     "store-behind": "{file} cannot be written for {since_s:.0f} s now ({error}); {changes} changes wait to be stored. "
-    "Requests, repair and scaling go on; changes by operators are refused",
+    "Requests, repair and scaling continue; changes by operators are refused",
     "supervisor-gone": "the supervisor of the engine processes is gone; another is being started",
     "no-supervisor": "no supervisor can be started: {error}",
     "supervisor-confused": "the plane and its supervisor did not understand each other: {why}",
@@ -152,7 +152,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "application-broken": 'application "{application}" is not in force, because it no longer loads: {error}',
     "code-edited": "{instance} runs code that was edited since it was deployed; to put the edited code in force for "
     "all, deploy or apply it again",
-    "user-config-not-sent": "{instance} could not be told its user config: {error}",
+    "user-config-not-sent": "{instance} did not receive its user config: {error}",
     "user-config-refused": "{instance} refused its user config: {error}",
     "metrics-not-read": "the metrics of {instance} could not be read {failures} times in a row: {why}",
     "metric-not-read": '"{deployment}": metric "{metric}" cannot be read from {url}: {error}',
@@ -182,12 +182,12 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
         "the keeper of the state does not answer: {error}; another plane may rule the cluster, so this one starts and "
         "stops nothing until it does",
     ),
-    "plane-replaced": "{error}; this one does nothing any more: stop it",
+    "plane-replaced": "{error}; this one takes no further action: stop it",
     "plane-outdated": "{error}",
     "state-not-stored": "the state is not stored: {error}; changes wait",
     "no-ray-storage": "the state is in the memory of the cluster, and lost with the node that holds it; name a folder "
     "that all nodes reach with --storage",
-    "ray-nodes-unknown": "Ray does not tell its nodes: {error}",
+    "ray-nodes-unknown": "Ray does not report its nodes: {error}",
     "ray-nodes-alike": "two Ray nodes are called {name}; start one with --node-name",
     "ray-gpus-unknown": "Ray node {worker} has {gpus} GPUs of unknown memory, which are not used: install nvidia-ml-py "
     "there, or start it with --labels {label}=24Gi",

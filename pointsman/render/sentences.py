@@ -203,7 +203,7 @@ NOT_ALLOWED: Mapping[str, Template | Phrase] = {
     ),
     "copies-on-one-worker": Phrase("not allowed: copies of a data parallel instance share a worker", "{copies} copies"),
     "gpu-layers-set": Phrase(
-        "not allowed: the engine is told how many layers GPUs hold", "{gpu_layers} of {layers} layers"
+        "not allowed: the engine's parameters set how many layers GPUs hold", "{gpu_layers} of {layers} layers"
     ),
     "means-gpus": Phrase("not allowed: the placement asks for GPUs (to run without, set cpu)"),
     "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
@@ -311,7 +311,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "no-such-part": "{error}",
     # Why a request was refused
     "shed": "shed by priority {priority}: saturation is {saturation:.2f}, so {odds:.0%} of such requests are denied",
-    "shed-by-priority": "shed by priority {priority}: saturation is {saturation:.2f}, and from 1 on only priority 0 "
+    "shed-by-priority": "shed by priority {priority}: saturation is {saturation:.2f}, and at 1 or more only priority 0 "
     "and above is served; send it again later",
     "would-be-late": "would be late: none of {endpoints} endpoints is predicted to meet its latency objectives",
     "all-saturated": _with_unavailability("every instance is saturated"),
@@ -379,8 +379,10 @@ SENTENCES: Mapping[str, Template | Phrase] = {
         "too little memory for the other layers",
         words("with {gpu_layers} layers on a GPU needs {needed_bytes}, {free_bytes} free"),
     ),
-    "no-such-worker": Phrase("chosen by hand, not there", 'no worker "{worker}"; did you mean "{nearest}"?'),
-    "no-such-gpu": Phrase("chosen by hand, not there", 'no GPU {gpu} of "{worker}"; did you mean {worker}/{nearest}?'),
+    "no-such-worker": Phrase("chosen by hand, does not exist", 'no worker "{worker}"; did you mean "{nearest}"?'),
+    "no-such-gpu": Phrase(
+        "chosen by hand, does not exist", 'no GPU {gpu} of "{worker}"; did you mean {worker}/{nearest}?'
+    ),
     **NOT_ALLOWED,
     # Why an instance has no place, and what would help
     "no-place": Phrase("no place", _in_the_way),
@@ -458,7 +460,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "recipe-differs": "it was started from another recipe",
     "changed": lambda facts: ", ".join("{field} {before} -> {after}".format(**one) for one in facts["changes"]),
     "endpoint-listed": "it is listed, at {url}",
-    "endpoint-unlisted": "it is not listed any more",
+    "endpoint-unlisted": "it is no longer listed",
     # Why no instance of a deployment takes requests
     "not-heard": "the plane has not said yet why none takes requests",
     "none-wanted": "its deployment has no instances and no endpoints now; an operator may add one",

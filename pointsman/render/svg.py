@@ -71,12 +71,12 @@ class Canvas:
 
 
 def fitted(words: str, width: float, font_size: float) -> str:
-    """As much of the text as fits; empty if that is too little to read."""
+    """The beginning of the text that fits; empty if that is too little to read."""
     return cut(words, int(width / (font_size * 0.6)))
 
 
 def number(value: float) -> str:
-    """With one decimal place, unless it is 0."""
+    """The number with one decimal place, unless that is 0."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -49,7 +49,7 @@ class RunningCall(Protocol):
     method: Method
     context: CallContext
     task: Cancellable | None
-    """A future that is cancelled if the answer is not needed any more."""
+    """A future that is cancelled if the answer is no longer needed."""
 
     @property
     def args(self) -> Sequence[Any]: ...
@@ -66,7 +66,7 @@ class RunningCall(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Note that its result is not needed any more, or was sent."""
+        """Note that its result is no longer needed, or was sent."""
 
     def finish(self, value: Any) -> None: ...
 

@@ -98,7 +98,7 @@ def error_answer(error: BaseException) -> tuple[int, bytes]:
     if isinstance(error, CallFailed):  # of a node that this one called
         body |= {"message": error.message, "type": error.kind or body["type"], "node": error.node}
         body["traceback"] = error.trace or body["traceback"]
-        status = error.status if error.status in (429, 504) else 500  # too late, or beyond the limits of its tenant
+        status = error.status if error.status in (429, 504) else 500  # too late, or over a limit of its tenant
     elif made := pickled(error):
         body["pickled"] = made
     return status, to_json(body)
@@ -129,7 +129,7 @@ def _as_plain(value: Any) -> Any:
         return value.__fspath__()
     if isinstance(value, complex):
         return [value.real, value.imag]
-    if is_dataclass(value):  # one with slots of its own
+    if is_dataclass(value):  # one with its own slots
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
     raise TypeError(
         f"a {type(value).__name__} has no JSON; return plain data, a dataclass, a pydantic model or an array"
@@ -141,7 +141,7 @@ PASSED_ON = b"x-pointsman-pieces: 1\r\n"
 
 
 class StreamedAnswer:
-    """What a generator yields, on its way to the client."""
+    """What a generator yields, to be sent to the client."""
 
     def __init__(self, connection: ServerConnection, form: Form) -> None:
         self._connection = connection
@@ -220,12 +220,12 @@ class ReplicaCall:
         self.context = context
         self.form = head.form
         self.handed_handles = False
-        """Among its arguments are handles: it may wait for other nodes."""
+        """Whether its arguments include handles: then it may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
-        """Cancelled if the answer is not wanted any more."""
+        """Cancelled if the answer is no longer wanted."""
         self.is_over = False
-        """Its result is not wanted any more, or was sent."""
+        """Its result is no longer wanted, or was sent."""
         self._connection = connection
         self._shared = shared
         self._streamed: StreamedAnswer | None = None

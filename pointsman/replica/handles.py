@@ -97,7 +97,7 @@ class GatewayTransport:
         """The file as it was last read."""
         self._clients: dict[str, HttpClient] = {}
         self._avoided: dict[str, float] = {}
-        """Until when."""
+        """When each may be used again."""
         self._turn = 0
 
     def _ways(self) -> list[str]:
@@ -178,7 +178,7 @@ class Response:
         return awaited.__await__()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for it, in plain code. Raises TimeoutError if there is no answer in time; the call goes on."""
+        """Wait for it, in plain code. Raises TimeoutError if there is no answer in time; the call continues."""
         if self._loop is not None and _loop_here() is self._loop:
             raise PointsmanError("result() would block the event loop; in async code, await the response")
         awaited = self._awaited

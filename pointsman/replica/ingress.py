@@ -35,7 +35,7 @@ class Headers(Mapping[str, str]):
 
 
 class QueryParams(Mapping[str, str]):
-    """By name: the last value; `getlist` has all values."""
+    """The parameters of a query by name. A repeated one has its last value; `getlist` has all values."""
 
     def __init__(self, query: str) -> None:
         self._pairs = parse_qsl(query, keep_blank_values=True)

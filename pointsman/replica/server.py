@@ -51,7 +51,7 @@ class RecordedMetrics:
         self._values = values  # in one step: another thread may be reading
 
     def text(self) -> bytes:
-        """In the format of Prometheus."""
+        """The metrics, in the format of Prometheus."""
         lines = ["# TYPE pointsman_custom_metric gauge"]
         lines += [f'pointsman_custom_metric{{name="{_escaped(name)}"}} {value}' for name, value in self._values.items()]
         return ("\n".join(lines) + "\n").encode()

@@ -1,6 +1,6 @@
 """Code of an earlier version, for a replica that starts after its files were edited.
 
-Enters: `POINTSMAN_SOURCES`, the content of files as it was when the version came into force. Leaves: modules with that
+Enters: `POINTSMAN_SOURCES`, the content of files as it was when the version took effect. Leaves: modules with that
 content, under their own names and paths, so that tracebacks and files beside them are found where they always were.
 """
 

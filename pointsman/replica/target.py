@@ -215,7 +215,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     memory_home: str = ""
     """A file with the home of this node, if replicas may be on several."""
     user_config: Any = None
-    """For `reconfigure`, before the first call."""
+    """The argument of `reconfigure`, before the first call."""
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundings]:

@@ -129,7 +129,7 @@ class CandidateConduct:
 
     def __init__(self, name: str, containment: Containment | None) -> None:
         self.own = Misconduct(name)
-        """Failures of code that has no guard of its own."""
+        """Failures of code that has no guard."""
         self._containment = containment
 
     def suspended(self, now: float) -> Reason | None:

@@ -68,9 +68,9 @@ class Hearing(msgspec.Struct):
     """Whether it answered the last probe in time."""
     wait_s: float = QUIET_S
     asked_at: float | None = None
-    """Since when a probe is unanswered."""
+    """When the probe that is unanswered was sent; None if there is none."""
     is_asked: bool = False
-    """Whether a probe is on its way."""
+    """Whether a probe is in progress."""
     probed_at: float = -inf
     """When the last probe began."""
     is_silent: bool = False

@@ -351,7 +351,7 @@ class Dispatcher:
         self.extractors = tuple(plugin for plugin in (*plan.plugins, *more) if isinstance(plugin, Extractor))
         """Extractors, which read what `Scraped` delivers."""
         self.learners = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Learner))
-        """Learners, which remember what was sent where; `Shared` tells them what others have sent."""
+        """Learners, which remember what was sent where; `Shared` adds what others have sent."""
         self._journal.strategy = plan.route.name
         self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
         self._chooser.failed = self._journal.error

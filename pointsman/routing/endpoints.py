@@ -25,7 +25,7 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 HOLDS_UNTIL = "holds_until"
-"""Until when the measurements of an idle engine, which is measured less often, are current; -inf: by their age."""
+"""When the measurements of an idle engine, which is measured less often, are out of date; -inf: by their age."""
 SENT_SINCE_MEASURED = "sent_since_measured"
 """Requests sent from the backlog since that measurement, which does not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
@@ -33,7 +33,7 @@ IN_FLIGHT_TOKENS = "in_flight_tokens"
 THEIR_TOKENS = "their_tokens"
 """The tokens in flight that other dispatchers have sent."""
 LOAD = "load"
-"""Requests on it: ours in flight, and those that it reported beyond them."""
+"""Requests on it: those in flight from this dispatcher, and those that it reported beyond them."""
 LIMIT = "max_concurrency"
 """The limit of requests; inf if none is known."""
 IS_FULL = "is_full"
@@ -55,7 +55,7 @@ LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
 
 THROUGHPUT_MEMORY = 5_000.0
-"""In tokens: the weight of what was declared and learned of the throughput so far."""
+"""The weight, in tokens, of what was declared and learned of the throughput so far."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class LoadColumns:
         columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 
     def reserve(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one more request of ours, at once: the next decision must see it."""
+        """Count one more request of this dispatcher at once: the next decision must see it."""
         if endpoint.row < 0:
             return
         columns, row = self.columns, endpoint.row
@@ -214,7 +214,7 @@ class LoadColumns:
         self.set(endpoint, load if load > 0.0 else 0.0)
 
     def release_tokens(self, endpoint: Endpoint, tokens: float) -> None:
-        """Release the tokens of a prompt that was processed; the request itself goes on."""
+        """Release the tokens of a prompt that was processed; the request itself continues."""
         if endpoint.row >= 0:
             self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
 

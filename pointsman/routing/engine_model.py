@@ -1,7 +1,7 @@
 """A model of engines, learned from what a gateway sees: when requests were sent, first tokens came and answers ended.
 
 Enters: the lengths of busy periods with the work that was done in them, the pace of answers, and their lengths. Leaves:
-the time to read a prompt, the time of a step, and the share of answers that are longer than so many tokens. The one
+the time to read a prompt, the time of a step, and the share of answers that are longer than a number of tokens. The one
 rule: a deployment starts from a prior, and an instance from what its deployment has learned, so that the first request
 has an estimate too. Times are milliseconds.
 """

@@ -7,7 +7,7 @@ has been delayed by the difference since. Requests of clients that don't stream 
 as read when the time for them is over.
 
 Enters: requests sent, first tokens, ends. Leaves: sums that are current after each event. The one rule: every request
-that was sent leaves once, whatever became of it. Times are milliseconds.
+that was sent leaves once, whatever its outcome. Times are milliseconds.
 """
 
 from pointsman.routing.engine_model import EngineModel, Ratio
@@ -69,7 +69,7 @@ class Writing:
         """`read_ms` of the instance at that time."""
         self.prompt = prompt.prompt
         self.late = began > prompt.due
-        """Whether its first token came too late."""
+        """Whether its first token was late."""
         self.tpot_slo = prompt.tpot_slo
         self.sent, self.step, self.streams, self.done = prompt.sent, prompt.tpot, prompt.streams, prompt.done
 
@@ -112,7 +112,7 @@ class EngineWork:
         self.head_ms = 0.0
         """The reading time of the first prompt."""
         self.since = 0.0
-        """Since when the first prompt is being read."""
+        """When the reading of the first prompt began."""
         self.read_ms = 0.0
         """The time spent reading, up to the last event."""
         self.context = 0.0

@@ -207,7 +207,7 @@ class Shared(DispatcherEvent, frozen=True):
     """What other dispatchers have in flight, and what they have learned."""
 
     in_flight: Mapping[str, tuple[float, float]]
-    """By instance: requests, and prompt tokens to compute, of all other dispatchers together."""
+    """Requests, and prompt tokens to compute, of all other dispatchers together, by instance."""
     learned: tuple[tuple[int, str, Any], ...] = ()
     """(index of the plugin among the learners, id of the endpoint, what was learned)"""
 

@@ -28,7 +28,7 @@ REFUSED = "429"
 WINDOW_S = 30.0
 """Results older than two of these windows do not count."""
 STALE_RESULTS = 10
-"""After a time without errors, an instance keeps at most this many good results."""
+"""Maximum number of good results that an instance keeps from a time without errors."""
 MIN_CONTRADICTED = 3
 MIN_ERRORS = 5
 MIN_ERRORS_ALONE = 20

@@ -1,4 +1,4 @@
-"""What dispatchers of the same instances tell each other: requests in flight, and what plugins have learned.
+"""What dispatchers of the same instances share with each other: requests in flight, and what plugins have learned.
 
 Enters: messages of other dispatchers, with the time. Leaves: messages for them, and events for the own dispatcher. The
 one rule: messages are optional. A dispatcher that receives none decides by what it has sent itself.

@@ -209,4 +209,4 @@ OUTLOOK: Key[LatencyOutlook] = Key("outlook")
 PREDICTED: Key[tuple[float, float]] = Key("predicted")
 """Predicted TTFT and TPOT of the request on the endpoint that was chosen, in milliseconds."""
 LATENCY_PREDICTIONS: Key[Mapping[str, LatencyPrediction]] = Key("latency-predictions")
-"""By endpoint id; an endpoint without prediction is absent."""
+"""Predictions by endpoint id; an endpoint without one is absent."""

@@ -1,4 +1,4 @@
-"""A promotion: from a canary's two shares to the decision whether its candidate comes into force.
+"""A promotion: from a canary's two shares to the decision whether its candidate takes effect.
 
 Enters: the time, and the counts of both shares. Leaves: a verdict with its reason, once there is one. The one rule: if
 it is not known that the condition holds, the policy in force stays.
@@ -108,7 +108,7 @@ class PromotionVerdict(msgspec.Struct, frozen=True):
 
 
 class Promotion(msgspec.Struct):
-    """A candidate that comes into force, or is rolled back."""
+    """A candidate that takes effect, or is rolled back."""
 
     run: str
     deployment: str

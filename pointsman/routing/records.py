@@ -348,7 +348,7 @@ class Records:
         return record
 
     def get(self, request_id: str) -> Record | None:
-        """The record of this request; None if it is not kept any more."""
+        """The record of this request; None if it is no longer kept."""
         return self._by_id.get(request_id)
 
     def newest(self) -> list[Record]:

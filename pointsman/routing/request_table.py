@@ -1,6 +1,6 @@
 """The table of requests: every request that has arrived and not left, waiting in a queue or sent to an instance.
 
-Each model has a queue of its own, so that no model's requests hold up another's. The one rule: a request is in the
+Each model has its own queue, so that no model's requests hold up another's. The one rule: a request is in the
 table exactly once, and only the table moves it, from waiting to sent and back, and out.
 """
 
@@ -265,7 +265,7 @@ class RequestTable:
     def take_back(self, request_id: str, now: float) -> Sent | None:
         """Take a request back that has left its instance. Returns None if it was not sent, or left before.
 
-        Follow it with `wait_again`, or tell the queue of the pool that the request has ended.
+        Follow it with `wait_again`, or report the end of the request to the queue of the pool.
         """
         sent = self._sent.pop(request_id, None)
         if sent is not None:

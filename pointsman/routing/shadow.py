@@ -108,7 +108,7 @@ class Difference(msgspec.Struct, gc=False):
     """The instance to which it was sent."""
     candidate_instance: str
     gain_ms: float
-    """By how much the first token was expected earlier there."""
+    """How much earlier the first token was expected there."""
     actual_ms: float
 
 

@@ -19,7 +19,7 @@ UNKNOWN = "(unknown)"
 
 
 class Nearness(Enum):
-    """From nearest to farthest."""
+    """What two instances share, from nearest to farthest."""
 
     SAME_INSTANCE = "same instance"
     SAME_NVLINK = "same NVLink domain"
@@ -30,7 +30,7 @@ class Nearness(Enum):
 
 
 def nearness(one: ExecutionInstance, other: ExecutionInstance) -> Nearness:
-    """The closest thing that two instances share."""
+    """The nearest thing that two instances share."""
     if one.instance_id == other.instance_id:
         return Nearness.SAME_INSTANCE
     if one.host and one.host == other.host:

@@ -49,7 +49,7 @@ class Stalled(BaseException):
 
 
 class Useless(msgspec.Struct, frozen=True):
-    """Answers of policies and plugins that the dispatcher could not use since its plan came into force."""
+    """Answers of policies and plugins that the dispatcher could not use since its plan took effect."""
 
     count: int = 0
     last: str = ""

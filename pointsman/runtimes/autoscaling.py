@@ -217,7 +217,7 @@ async def answer_of(query: MetricQuery) -> float | None:
         parts = urlsplit(query.url)
         port = parts.port
     except ValueError as error:
-        raise NoResponse(f"this is no address: {error}") from None
+        raise NoResponse(f"this is not an address: {error}") from None
     tls = parts.scheme == "https"
     address = Address(parts.hostname or "", port or (443 if tls else 80), tls)
     path = f"{parts.path.rstrip('/')}/api/v1/query?query={quote(query.query, safe='')}"
@@ -418,7 +418,7 @@ class ScalingState:
 
 
 class PolicyLoop:
-    """Calls every policy when it is due: each on a thread of its own, one call at a time, with a time limit."""
+    """Calls every policy when it is due: each on its own thread, one call at a time, with a time limit."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ class PolicyLoop:
         policy.end(self._clock())
         self._woken.set()
         error = None if call.cancelled() else call.exception()
-        if error is not None:  # a bug of ours: the next call may succeed
+        if error is not None:  # a bug in Pointsman: the next call may succeed
             self._background.failed(f"scaling of {policy.plan.name}", error)
 
     async def _decide(self, policy: ActivePolicy) -> None:

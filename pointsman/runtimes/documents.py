@@ -1,4 +1,4 @@
-"""Documents that come into force on a plane, one after the other: they are applied, deployed, rolled back or deleted.
+"""Documents that take effect on a plane, one after the other: they are applied, deployed, rolled back or deleted.
 
 Enters: documents of operators. Leaves: the revision in force, and what has changed. The one rule: a revision is stored
 before it takes effect, and a destructive one takes effect only as it was confirmed.
@@ -47,7 +47,7 @@ class Documents:
         """Generation of the manifest in force; it grows with each manifest that is applied."""
         self.files = EndpointsFiles()
         self.noted: Callable[[Changes, str, Asker], None] = lambda *_: None
-        """Called with what has changed, how the history describes it, and who asked for it."""
+        """Called with what has changed, how the history describes it, and who requested it."""
         self._store = store
         self._preview = preview
         self._enforce = enforce
@@ -171,12 +171,12 @@ class Documents:
 
 
 async def _loaded(document: ManifestText, sources: Sources | None = None) -> PointsmanPlan:
-    # On a thread: it may import modules of the user, and requests go on meanwhile.
+    # On a thread: it may import modules of the user, and requests must be served meanwhile.
     return await asyncio.to_thread(load_document, document, sources=sources)
 
 
 def _sources(store: DocumentStore, document: ManifestText) -> Sources | None:
-    """The code of a stored document as of when it came into force; None if it was not kept."""
+    """The code of a stored document as of when it took effect; None if it was not kept."""
     packed = store.kept.of(document)
     return None if packed is None else unpack_sources(packed)
 
@@ -196,11 +196,11 @@ def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredMa
 
 
 def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None:
-    """Raise if the code that an earlier version ran is not there any more: that of policies, which is not kept, or of
+    """Raise if the code that an earlier version ran is no longer available: that of policies, which is not kept, or of
     nodes with too much of it. `again`: the command to repeat then."""
     if document.code != plan.code:
         raise PointsmanError(
-            f"nothing was changed, because the code of that version is not there any more: files in {document.folder} "
+            f"nothing was changed, because the code of that version is no longer available: files in {document.folder} "
             f"have changed since. Restore them, and use: {again}"
         )
 

@@ -25,7 +25,7 @@ RESTART = (Phase.BACKING_OFF.value, Phase.STARTING.value)
 
 
 class Asker(NamedTuple):
-    """The operator who asked for a change."""
+    """The operator who requested a change."""
 
     name: str = ""
     """Empty if the plane itself decided it."""
@@ -130,7 +130,7 @@ class EventLog:
         self.note(change.deployment, Reason("phase-changed", facts))
 
     def forget(self, deployments: Set[str]) -> None:
-        """From now on, count only these deployments."""
+        """Stop counting all deployments except these."""
         for key in [key for key in self.phases if key[0] not in deployments]:
             del self.phases[key]
         for name in self.restarts.keys() - deployments:

@@ -58,7 +58,7 @@ class GatewayProcesses:
         self._is_stopping = False
 
     def adopt(self, members: Mapping[str, LinkedGateway], events: Iterable[ControllerEvent]) -> None:
-        """Take over processes of an earlier plane, start those that are missing, and end those that are too many."""
+        """Take over processes of an earlier plane, start those that are missing, and end surplus ones."""
         for event in events:
             if isinstance(event, Adopted):
                 if event.instance_id in members:

@@ -76,7 +76,7 @@ class LinkedGateway:
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
-        """By how much our clock is ahead of its clock."""
+        """How far the plane's clock is ahead of the gateway's clock."""
         self.last = LinkReport(0.0, {}, {}, {}, {})
         self.problems: list[Reason] = []
         self.problem = ""
@@ -178,7 +178,7 @@ class SharedTraffic:
         self.load = SharedLoad(local, self.group, clock)
         self.demand = SharedDemand(local, self.group)
         self.configured: Callable[[], None] | None = None
-        """Called when a plan has come into force, before any of its instances is in service."""
+        """Called when a plan has taken effect, before any of its instances is in service."""
         self.process_told: Callable[[ControllerEvent], None] | None = None
         """Called with events of gateway processes."""
         self._local = local
@@ -319,7 +319,8 @@ class SharedInstances:
         self._clock.call_soon(self.tell_unavailability)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        # Gateways that are not connected count too: they may have requests on it, and are asked when they connect.
+        # Gateways that are not connected count too: they may have requests on it, and receive the inquiry when they
+        # connect.
         members = [one for one in self._group.members.values() if one.process]
         self._idle_calls[instance_id] = IdleCall(deployment, {"", *(one.name for one in members)}, call)
         for one in members:

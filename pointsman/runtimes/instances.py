@@ -78,7 +78,7 @@ class Evidence:
         self._load = load
         self._tell = tell
         self._seen: dict[str, tuple[float, int]] = {}
-        """By instance: the time of the last check, and the number of requests sent to it before."""
+        """The time of the last check of each instance, and the number of requests sent to it before."""
         self._idle: set[str] = set()
         """Instances that their controller knows to be idle."""
 
@@ -175,7 +175,7 @@ class EngineInstances:
         self.user_configs.configure(plan.user_configs())
 
     def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
-        """Drop what neither an instance nor a deployment in force needs any more."""
+        """Drop what no instance and no deployment in force still needs."""
         known = list(instances)
         names = {one.id for one in known}
         self.directory.keep(names)

@@ -343,7 +343,7 @@ class GpuMeter(Protocol):
 
 
 class DocumentOperations(Protocol):
-    """Documents that come into force and go. Each raises `ConfigError` with all problems, and changes nothing then.
+    """Documents in force. Each method raises `ConfigError` with all problems, and changes nothing then.
 
     `confirmation`, from `plan` or `NotConfirmed`, confirms a destructive change; without the right one, such a change
     raises `NotConfirmed`. None: no confirmation is needed.
@@ -474,7 +474,7 @@ class PlaneOperations(Operations, Protocol):
     listeners: list[Callable[[], None]]
     """Called when the status may have changed."""
     reconfigured: list[Callable[[PointsmanPlan], None]]
-    """Called with each plan that comes into force, before lanes are opened or changed for it."""
+    """Called with each plan that takes effect, before lanes are opened or changed for it."""
 
     @property
     def ready(self) -> bool:

@@ -1,6 +1,6 @@
 """The link between a plane and its gateways in other processes: its messages, and their frames.
 
-The plane tells gateways about documents, instances, metrics and each other; a gateway reports requests, what it has
+The plane sends gateways documents, instances, metrics and each other's state; a gateway reports requests, what it has
 seen of instances, and usage, and hands over records.
 
 A message is a msgpack array with its name in front; a frame is its length in four bytes, and the message. Frames go
@@ -33,7 +33,7 @@ class LinkMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A message between a plane and a gateway."""
 
 
-# Of the plane
+# Messages of the plane
 
 
 class UseDocuments(LinkMessage, frozen=True):
@@ -151,7 +151,7 @@ PlaneMessage: TypeAlias = (
     | UnavailabilityNotice | PeerNews | PeerEnded | Grants | Readiness | Inquiry | StopServing
 )  # fmt: skip
 
-# Of a gateway
+# Messages of a gateway
 
 
 class TenantUse(msgspec.Struct, frozen=True, array_like=True):
@@ -216,7 +216,7 @@ class LinkReport(LinkMessage, frozen=True):
     problems: list[Reason] | None = None
     """The new values; None: unchanged."""
     summaries: dict[str, tuple[int, int, float, int]] | None = None
-    """By deployment: answered requests, errors, total seconds of ended requests, and their number; None: as before."""
+    """Answered requests, errors, total seconds of ended requests, and their number, by deployment; None: unchanged."""
 
 
 class Listens(LinkMessage, frozen=True):

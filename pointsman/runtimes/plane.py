@@ -1,7 +1,7 @@
 """The plane on any runtime: documents in force, the control loop, and scaling.
 
 Enters: documents, and operators' orders. Leaves: running instances, lanes of traffic, and a status. The one rule: the
-controller decides, the runtime carries its commands out, and everything that happens is told to the controller.
+controller decides, the runtime carries its commands out, and everything that happens is reported to the controller.
 """
 
 import asyncio
@@ -196,7 +196,7 @@ class Plane:
         if not self._is_running:
             raise PointsmanError("this plane is not running; start it first")
         if self._stopping is not None:
-            raise PointsmanError("this plane is being stopped, and changes nothing any more")
+            raise PointsmanError("this plane is being stopped, and makes no more changes")
         return self.runtime.documents
 
     def _preview(self, plan: PointsmanPlan, desired: Desired, retry: Collection[str]) -> Outlook:

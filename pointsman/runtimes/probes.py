@@ -302,7 +302,7 @@ class HttpProbes:
     """`Probes` of the interface, for instances that are HTTP servers.
 
     Metrics that cannot be read are not reported: they age, and the count of requests in flight stands for the load of
-    the instance, which is therefore never taken for idle.
+    the instance, which is therefore never mistaken for idle.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ MAX_S = 7 * 86400.0
 
 
 class PromotionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A candidate that comes into force if it is better."""
+    """A candidate that takes effect if it is better."""
 
     candidate: str
     deployment: str = ""

@@ -180,7 +180,7 @@ class Recorder:
 
 
 def recording_answer(recorder: Recorder, details: dict[str, str]) -> Any:
-    """The answer of a gateway in a process of its own to its plane; None if another recording is running."""
+    """The answer of a gateway in its own process to its plane; None if another recording is running."""
     lease = msgspec.convert(details, RecordingLease, strict=False)
     try:
         return msgspec.to_builtins(recorder.read(lease))

@@ -76,7 +76,7 @@ class Demand(Protocol):
     def counts(self, deployment: str) -> RequestCounts: ...
 
     def observe(self, deployment: str, ended: Callable[[Ending], None]) -> None:
-        """From now on, call `ended` with each request of a deployment that ends."""
+        """Call `ended` with each request of a deployment that ends from now on."""
         ...
 
     def expect(self, deployment: str, start_up_s: float | None) -> None:

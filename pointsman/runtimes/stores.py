@@ -14,7 +14,7 @@ class StoredManifest(msgspec.Struct, frozen=True):
 
     generation: int
     at: float
-    """When it came into force; Unix time."""
+    """When it took effect; Unix time."""
     summary: str
     """A summary of its changes, on one line."""
     restores: int | None
@@ -28,7 +28,7 @@ class StoredManifest(msgspec.Struct, frozen=True):
 
 
 class SourceStore(Protocol):
-    """The code that documents had when they came into force."""
+    """The code that documents had when they took effect."""
 
     def save(self, document: ManifestText, packed: str) -> None:
         """Keep it, as `pack_sources` writes it, as long as the document is kept."""
@@ -97,7 +97,7 @@ class TargetStore(Protocol):
     def save_scaling(self, states: Mapping[str, str]) -> None: ...
 
     def forget_scaling(self, name: str) -> None:
-        """Drop state and records of a deployment that is not scaled any more."""
+        """Drop state and records of a deployment that is no longer scaled."""
         ...
 
     def scaling_records(self, name: str) -> list[str]:

@@ -53,7 +53,7 @@ class LoopTurns:
     ) -> None:
         """`cpu`: the processor time of the loop's thread."""
         self.delay = Histogram(TURN_SECONDS)
-        """By how much a beat came late."""
+        """How late beats came, in seconds."""
         self.busy = Histogram(TURN_SECONDS)
         """The part of that in which the loop itself had the processor: what other programs take is not in it."""
         self._clock, self._cpu = clock, cpu

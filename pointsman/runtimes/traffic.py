@@ -1,4 +1,4 @@
-"""Requests on their way: one lane per deployment, each with its dispatcher.
+"""Requests in progress: one lane per deployment, each with its dispatcher.
 
 Enters: requests (from a gateway), instances and metrics (from a plane). Leaves: commands, to the carrier. The one rule:
 what a dispatcher decides is carried out at once, in its order.
@@ -48,7 +48,7 @@ from pointsman.types import ExecutionInstance
 RETRY_S = 1.0
 """Pause after the timer of a lane has raised."""
 FAILURES_IN_A_ROW = 3
-"""Number of requests that fail in a row on an instance before its controller is told."""
+"""Number of requests that fail in a row on an instance before its controller is notified."""
 
 
 class Carrier(Protocol):

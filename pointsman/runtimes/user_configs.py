@@ -33,7 +33,7 @@ MAX_REFUSAL = 500
 
 
 class UserConfigs:
-    """The user configs in force. Replicas are started with theirs, and those in service are told of every change."""
+    """The user configs in force. Replicas are started with theirs, and those in service receive every change."""
 
     def __init__(self, secret: Callable[[], str]) -> None:
         self._secret = secret

@@ -53,7 +53,7 @@ class Observations:
         self.replicas = ReplicaCounts()
         self.measurements = _measurements(plan, saved)
         self.loaded_at: float | None = None
-        """Since when at least one replica is ready; None if none is."""
+        """The time since which at least one replica is ready; None if none is."""
         self.used_at = used_at
         """When there last was a request."""
         self._counted_start_ups: set[tuple[str, str]] = set()

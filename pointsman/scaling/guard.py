@@ -170,7 +170,7 @@ class Override(msgspec.Struct, frozen=True):
 
 
 class Cap(msgspec.Struct, frozen=True):
-    """At most this many replicas, whatever the policy wants."""
+    """A maximum number of replicas, whatever the policy wants."""
 
     replicas: int
     reason: Reason

@@ -26,11 +26,11 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     cooldown_s: Wait = 0.0
     """Minimum time between two changes of the target."""
     idle_timeout_s: Wait = 300.0
-    """With `min_replicas` 0: the last replica goes after this long without a request."""
+    """Time without a request after which the last replica is stopped, if `min_replicas` is 0."""
     wait_s: Wait | None = None
     """How long requests wait for the first replica; None: as configured for their queue."""
     turn_s: Wait = 30.0
-    """With `min_replicas` 0: how long a busy deployment keeps its last place when another one needs it."""
+    """How long a busy deployment keeps its last place when another one needs it, if `min_replicas` is 0."""
     interval_s: Time = 1.0
     """Time between two calls of the policy."""
     time_limit_s: Time = 0.5

@@ -84,12 +84,12 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     """Median time from launch to ready; None if no start was seen."""
     cost_per_replica_hour: float | None = None
     since_up_s: float | None = None
-    """Since the target last went up; `since_down_s`: down. None if it never did."""
+    """Time since the target last went up; `since_down_s`: down. None if it never did."""
     since_down_s: float | None = None
     idle_s: float | None = None
-    """Since the last request; None if there is one now, or never was one."""
+    """Time since the last request; None if there is one now, or never was one."""
     state: MutableMapping[str, Any] = {}
-    """For the policy to write to: plain data, kept between calls and over restarts."""
+    """Plain data that the policy may change; kept between calls and across restarts."""
 
     @property
     def load(self) -> float:
@@ -127,7 +127,7 @@ class Wish(msgspec.Struct, frozen=True):
 class ScalingPolicy(Protocol):
     """Says how many replicas it wants.
 
-    It is called at an interval, on a thread of its own. It must not block, and keeps what it must remember in
+    It is called at an interval, on its own thread. It must not block, and keeps what it must remember in
     `view.state`. The guard bounds, delays and records its answers.
     """
 
@@ -246,7 +246,7 @@ def invoke(policy: object, view: DeploymentView | ApplicationView) -> object:
 
 
 def invoke_with_state(policy: object, view: DeploymentView | ApplicationView) -> object:
-    """As `invoke`, but `StateTooLarge` if the policy has written too much into `view.state`."""
+    """The same as `invoke`, but raises `StateTooLarge` if the policy has written too much into `view.state`."""
     answer = invoke(policy, view)
     size = state_size(view.state)
     return StateTooLarge(size, MAX_STATE_BYTES) if size > MAX_STATE_BYTES else answer
@@ -275,7 +275,7 @@ def policy_name(policy: object) -> str:
 def _callable(policy: object) -> Any:
     method = getattr(policy, "desired_replicas", None)
     if method is None and not callable(policy):
-        raise PluginError(policy_name(policy), "is no scaling policy: it has no desired_replicas(view)")
+        raise PluginError(policy_name(policy), "is not a scaling policy: it has no desired_replicas(view)")
     return policy if method is None else method
 
 
@@ -310,7 +310,7 @@ def restored(saved: object, kind: Any) -> Any:
 
 
 def copy_state(state: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For a policy to write to on its thread. The same object if it cannot be copied."""
+    """A copy that a policy may change on its thread. The same object if it cannot be copied."""
     try:
         return deepcopy(state)
     except Exception:  # a user's object may raise anything

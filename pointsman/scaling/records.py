@@ -23,7 +23,7 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     before: int
     after: int
     wanted: int | None = None
-    """By the policy; None if it raised, was too slow, or was not followed."""
+    """The target that the policy wants; None if it raised, was too slow, or was not followed."""
     reasons: tuple[Reason, ...] = ()
     bounds: tuple[Reason, ...] = ()
     """Limits, delays and steps that kept the target from what was wanted."""
@@ -51,7 +51,7 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.deployment}: {self.in_words()}"
 
     def in_words(self) -> str:
-        """From what to what, why, and what kept it from being what was wanted."""
+        """The change, why, and what kept the target from being what the policy wanted."""
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
         refused = f"refused: {self.refused}" if self.refused else ""
         problem = f"problem: {self.problem}" if self.failure else ""

@@ -153,7 +153,7 @@ _VALUES = (str, int, float, tuple, dict, type(None))
 
 
 class RejectedEach(Rejected[C]):
-    """Candidates that a filter rejects, each with a reason of its own, made by `why` when it is read."""
+    """Candidates that a filter rejects, each with its own reason, made by `why` when it is read."""
 
     __slots__ = ("_why",)
 
@@ -176,7 +176,7 @@ class Producer(Protocol[C]):
     """Prepares facts about the candidates for one cycle, before any profile runs."""
 
     def produce(self, cycle: Cycle[Any], candidates: Roster[C]) -> None:
-        """Put facts into the cycle. An exception is noted in the trace, and the cycle goes on without them."""
+        """Put facts into the cycle. An exception is noted in the trace, and the cycle continues without them."""
         ...
 
 

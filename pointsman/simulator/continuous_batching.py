@@ -77,7 +77,7 @@ class ContinuousBatching:
         """Tokens in the caches of writing jobs."""
         self._step = 0
         self._blocks_due = [0] * limits.block_size
-        """By step number modulo block size: how many writing jobs need a new block in that step."""
+        """How many writing jobs need a new block in a step, by step number modulo block size."""
         self._any_due = bytearray(limits.block_size)
         """1 where `_blocks_due` is not 0."""
         self._last_steps: dict[int, list[Job]] = {}

@@ -159,7 +159,7 @@ def slow_headers(answering: "Answering", fault: Fault) -> None:
 
 
 def slow_tokens(answering: "Answering", fault: Fault) -> None:
-    """At least `delayMs` (default 1000) between two tokens."""
+    """Leave at least `delayMs` (default 1000) between two tokens."""
     answering.token_delay_s = fault.delay_s
     answering.answer()
 
@@ -184,7 +184,7 @@ AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 
 def refuse(server: "SimulatedServer", fault: Fault) -> None:
-    """The server stops listening, for `seconds` if given; answers in flight go on."""
+    """The server stops listening, for `seconds` if given; answers in flight continue."""
     server.stop_listening(fault.until)
 
 

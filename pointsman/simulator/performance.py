@@ -72,7 +72,7 @@ class Job:
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        """At least 1."""
+        """Number of output tokens, at least 1."""
         self.hashes = hashes if type(hashes) is tuple else tuple(hashes)
         """Hashes of the full blocks of prompt and answer; texts are equal as far as their hashes are."""
         self.owner = owner
@@ -106,7 +106,7 @@ class EngineLoad(NamedTuple):
     """Tokens per KV block; 0 if it has none."""
     num_blocks: int = 0
     until: float = inf
-    """Until when the metrics stay the same, unless a job comes or goes."""
+    """When the metrics change next, unless a job comes or goes earlier."""
 
 
 class Counts:

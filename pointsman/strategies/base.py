@@ -45,7 +45,7 @@ class SchedulingPolicy(ABC):
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR
     """The price for instances without a price of their own, to check budgets."""
     unplaced: Sequence[Unplaced] = ()
-    """After `schedule`: the requests that were not placed, each with the reason. Optional."""
+    """The requests that `schedule` has not placed, each with the reason. Optional."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):

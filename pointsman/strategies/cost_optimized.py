@@ -9,11 +9,11 @@ from pointsman.types import RequestMetadata
 
 
 class CostOptimizedPolicy(Strategy):
-    """Arrival order; the cheapest instance of those within budget and expected to make the deadline.
+    """Arrival order; the cheapest instance of those within budget and expected to meet the deadline.
 
     The cost of a request is the price of the instance's GPUs, at `price_per_gpu_hour` or the instance's own price, for
     the time it takes to generate the request's tokens. An instance of unknown cost is never the cheapest, and never
-    within a budget. If none is expected to make the deadline, the cheapest of all is chosen: late is better than never.
+    within a budget. If none is expected to meet the deadline, the cheapest of all is chosen: late is better than never.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

@@ -1,4 +1,4 @@
-"""The nearest deadline first, on an instance that makes it."""
+"""The nearest deadline first, on an instance that meets it."""
 
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 from pointsman.routing.filters.deadline import MeetsDeadline
@@ -13,11 +13,11 @@ URGENT_BELOW_MS = 1000.0
 class SLOAwarePolicy(Strategy):
     """Nearest deadline first, then those that are overdue, then those without one; the fastest instance if urgent.
 
-    An overdue request cannot be saved any more, so it takes no place from one that can. With `overdue_first` it goes
+    An overdue request can no longer be in time, so it takes no place from one that can. With `overdue_first` it goes
     by its deadline like the others, ahead of them.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
-    go to the least loaded instance of those that are expected to make the deadline, or of all if none is.
+    go to the least loaded instance of those that are expected to meet the deadline, or of all if none is.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ _Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length
 
 class _Buffers(msgspec.Struct, array_like=True):
     file: str
-    """In shared memory; empty if the buffers are inline."""
+    """The file in shared memory; empty if the buffers are inline."""
     home: str
     """The node whose memory it is in; empty if there is only one node."""
     length: int
@@ -322,7 +322,7 @@ def array_from_ext(data: memoryview) -> Any:
     dtype, shape, content = _decode_array(data)
     size = _SIZES.get(dtype[1:])
     if size is None or dtype[0] not in ("<>" if size > 1 else "|"):
-        raise ValueError(f"{dtype!r} is no type of simple numbers")
+        raise ValueError(f"{dtype!r} is not a type of simple numbers")
     if prod(shape) * size != content.nbytes:
         raise ValueError(f"an array of {dtype} in the shape {shape} does not have {content.nbytes} bytes")
     import numpy  # not for what is refused: that may come before numpy is loaded
@@ -332,7 +332,7 @@ def array_from_ext(data: memoryview) -> Any:
 
 def _from_ext(code: int, data: memoryview) -> Any:
     if code != EXT_ARRAY:
-        raise ValueError(f"extension {code} is no value")
+        raise ValueError(f"extension {code} is not a value")
     return array_from_ext(data)
 
 

@@ -52,7 +52,7 @@ _encode = Encoder(enc_hook=array_as_ext).encode
 
 
 class BlobAt(msgspec.Struct, frozen=True):
-    """In a template: the value of a blob of the call."""
+    """Stands for the value of a blob of the call in a template."""
 
     index: int
     path: tuple[Access, ...] = ()
@@ -63,7 +63,7 @@ class BlobAt(msgspec.Struct, frozen=True):
 
 
 class HandleAt(msgspec.Struct, frozen=True):
-    """In a template: a handle to a node, or to a model."""
+    """Stands for a handle to a node, or to a model, in a template."""
 
     name: str
     model: bool = False
@@ -104,9 +104,9 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     app: str = ""
-    """In calls through handles: the application."""
+    """The application, in calls through handles."""
     node: str = ""
-    """In calls through handles: the node that is called."""
+    """The node that is called, in calls through handles."""
     step: str = ""
     """The step of the request; in calls through handles, the step that makes the call."""
     http: HttpHead | None = None
@@ -165,12 +165,12 @@ def arguments(
 
 
 def placeholder(index: int, path: tuple[Access, ...] = ()) -> Ext:
-    """In a template, the value of the n-th blob, or a part of it."""
+    """Stands for the value of the n-th blob, or a part of it, in a template."""
     return Ext(EXT_BLOB, index.to_bytes(4, "little") + written_path(path))
 
 
 def placeholder_of_handle(name: str, *, model: bool = False) -> Ext:
-    """In a template, a handle to a node or to a model, which the method that is called can use."""
+    """Stands for a handle to a node or a model in a template. The method that is called can use the handle."""
     return Ext(EXT_HANDLE, f"{'model' if model else 'node'}:{name}".encode())
 
 

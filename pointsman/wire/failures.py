@@ -29,7 +29,8 @@ class CallFailed(PointsmanError):
     def __init__(self, message: str, *, status: int = 500, kind: str = "", node: str = "", trace: str = "") -> None:
         self.message = message
         self.status = status
-        """HTTP status: 500 the code raised, 404 no such method, 422 bad input, 503 no instance, 504 too late."""
+        """HTTP status: 500 the code raised, 404 no such method, 422 bad input, 503 no instance, 504 past the
+        deadline."""
         self.kind = kind
         """The class name of the error on the other side; empty if unknown."""
         self.node = node

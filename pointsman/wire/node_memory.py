@@ -39,7 +39,7 @@ class NodeClients:
         self.headers = f"x-pointsman-secret: {secret}\r\ncontent-type: text/plain\r\n"
 
     def to(self, home: str) -> HttpClient:
-        """Raises `UnreadableBlob` if that is no home."""
+        """Raises `UnreadableBlob` if that is not a home."""
         address = home.rpartition(" ")[2]
         if address not in self._clients:
             try:

@@ -57,7 +57,7 @@ MIXED = status(
 )
 
 PAGE = """\
-plane ready in part, up for 5m, generation 3, requests to http://127.0.0.1:8080
+plane partly ready, up for 5m, generation 3, requests to http://127.0.0.1:8080
 
 deployment  model             ready   waiting  running  decided by
 ----------  ----------------  ------  -------  -------  ----------
@@ -84,7 +84,7 @@ def test_how_the_plane_is_as_a_whole() -> None:
 
     ready, starting = instance("a-1"), instance("a-2", "starting")
     assert head(deployment("a", 1, ready)) == "plane ready"
-    assert head(deployment("a", 2, ready, starting)) == "plane ready in part"
+    assert head(deployment("a", 2, ready, starting)) == "plane partly ready"
     assert head(deployment("a", 1, starting)) == "plane not ready"
     assert head(deployment("a", 2)) == "plane not ready"
     assert head(deployment("a", 1, ready), deployment("b", 1)) == "plane not ready"
@@ -381,7 +381,7 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
     plane.answers["GET", "deployments/chat/scaling"] = told
     assert main(["explain", "deployment", "chat"]) == 0
     head, now, empty, *lines = capsys.readouterr().out.splitlines()
-    assert head == "chat: target 3 (0 to 3), decided by target-ongoing, which wants 6; 2 ready, 1 on its way"
+    assert head == "chat: target 3 (0 to 3), decided by target-ongoing, which wants 6; 2 ready, 1 starting"
     assert now == "now 6 requests on instances, 4 waiting"
     assert empty == ""
     assert [line[21:] if line[0] != " " else line for line in lines] == [
@@ -403,7 +403,7 @@ def test_why_there_are_so_many_of_a_deployment(plane: Plane, capsys: pytest.Capt
     assert main(["explain", "deployment", "chat"]) == 0
     shown = capsys.readouterr().out
     assert "chat: target 3 (0 to 3), 3 ordered by Ada for another 2h; target-ongoing wants 6; 2 ready" in shown
-    assert "2 ready, 3 on their way, 2 without a place\n" in shown
+    assert "2 ready, 3 starting, 2 without a place\n" in shown
     assert "problem: target-ongoing is wrong" in shown
     assert "nothing has changed yet" in shown
     assert main(["explain", "deployment", "chat", "--json"]) == 0

@@ -146,7 +146,7 @@ def test_a_file_that_is_none(command: str, tmp_path: Path, capsys: pytest.Captur
     for text, told in {
         "kind: EndpointPickerConfig\nplugins: []\n": "is an EndpointPickerConfig, which is part of a manifest",
         "schedulingProfiles: []\n": "is an EndpointPickerConfig, which is part of a manifest: write its fields under",
-        "kind: Fleet\n": "is a fleet, which is no part of a manifest: it goes with --fleet of the command place",
+        "kind: Fleet\n": "is a fleet, which is not part of a manifest; use it with --fleet of the command place",
     }.items():
         (tmp_path / "other.yaml").write_text(text)
         assert main([command, str(tmp_path / "other.yaml")]) == 1

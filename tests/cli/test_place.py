@@ -93,4 +93,4 @@ def test_what_is_not_known_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         "deployments:\n- {name: chat, model: m, engine: {type: vllm, parameters: {model: org/elsewhere}}}\n"
     )
     assert main(["place", str(manifest), "--fleet", str(FLEETS / "h100.yaml")]) == 1
-    assert "chat: what it needs is not known; give placement.resources" in capsys.readouterr().out
+    assert "chat: its needs are not known; set placement.resources" in capsys.readouterr().out

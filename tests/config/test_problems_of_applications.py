@@ -39,7 +39,7 @@ def test_the_good_one_is_good() -> None:
     ("old", "new", "problem"),
     [
         ("name: app", "name: my app", "app.yaml:2: name: expected letters, digits, _ and -, at most 40, a letter or digit first, found \"my app\""),
-        ("name: app", "name: metrics", 'app.yaml:2: name: "metrics" is taken: the gateway has pages of its own at /metrics; choose another'),
+        ("name: app", "name: metrics", 'app.yaml:2: name: "metrics" is taken: the gateway serves its own pages at /metrics; choose another'),
         ("name: app\n", "", 'app.yaml:1: field "name" is missing'),
         ("- name: llm", "- name: a", 'app.yaml:8: nodes[2].name: there is already a node "a" on line 4'),
         ("- name: llm", "- name: b.c", "app.yaml:8: nodes[2].name: expected letters, digits, _ and -, at most 40, a letter or digit first, found \"b.c\""),

@@ -81,7 +81,7 @@ STORIES: dict[str, Story] = {
         (4, RequestsFail("gpu", Reason("reset")), ["Withdraw gpu"]),
         (5, TICK, ["Probe gpu, readiness"]),
     ],
-    "it is drained and forgotten when it is not listed any more": [
+    "it is drained and forgotten when it is no longer listed": [
         *DRAINING,
         (3, Drained("gpu"), ["Withdraw gpu"]),
         (99, TICK, []),
@@ -107,7 +107,7 @@ STORIES: dict[str, Story] = {
         (99, TICK, []),
         (99, NOT_LISTED, []),
     ],
-    "it is not listed any more while an operator's drain lasts": [
+    "it is no longer listed while an operator's drain lasts": [
         *READY,
         (2, DrainAsked("gpu"), ["Update gpu, closed", "AwaitDrained gpu"]),
         (3, NOT_LISTED, []),

@@ -150,7 +150,7 @@ def test_a_preview_of_external_servers() -> None:
         ("add", "m-a", "it is listed, at http://a:2"),
         ("replace", "a", "url http://a:1 -> http://a:2"),
         ("add", "c", "it is listed, at http://c:1"),
-        ("remove", "b", "it is not listed any more"),
+        ("remove", "b", "it is no longer listed"),
     ]
 
 

@@ -85,7 +85,7 @@ CANNOT_START = instance(
 )
 HOPELESS = {
     "none is wanted": [],
-    "it is not wanted any more": [instance("m-1", Phase.DRAINING, leaving=True)],
+    "it is no longer wanted": [instance("m-1", Phase.DRAINING, leaving=True)],
     "it failed to start too often": [instance("m-1", Phase.STARTING, since=90.0, given_up=True)],
     "it failed to start too often, and waits": [instance("m-1", Phase.BACKING_OFF, until=101.0, given_up=True)],
     "it restarts much later": [LATER],

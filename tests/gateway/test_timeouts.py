@@ -288,7 +288,7 @@ def test_the_last_answer_times_out_if_it_is_never_read(make_bed: MakeBed) -> Non
 
 
 def test_the_last_answer_times_out_if_it_is_read_almost_to_its_end() -> None:
-    """The last bytes fit below the low-water mark, so that writing is not paused any more."""
+    """The last bytes fit below the low-water mark, so that writing is no longer paused."""
     memory = Memory()
     client, _ = memory.client()
     client.data_received(b"GET /health HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n")

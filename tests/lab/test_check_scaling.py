@@ -245,7 +245,7 @@ def sleeps(view: DeploymentView) -> int:
         (throws_dice, "answers the same to the same view", "two fresh policies answered differently", ""),
         (keeps_objects, SURVIVE, "view.state['open'] comes back as [1, 2] after a restart", ""),
         (keeps_strangers, SURVIVE, "view.state['lock'] is a lock: only plain data survives a restart", ""),
-        (names_by_pair, SURVIVE, "view.state[(1, 2)] has a name that is no text: only plain data", ""),
+        (names_by_pair, SURVIVE, "view.state[(1, 2)] has a name that is not text: only plain data", ""),
         (forgets_keys, SURVIVE, "view.state['seen'] comes back as {'7': 1} after a restart: use text as keys", ""),
         (expects_a_pair, SURVIVE, "after a restart with its own state it raised TypeError", ""),
         (

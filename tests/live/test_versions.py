@@ -154,7 +154,7 @@ def test_code_that_is_too_large_to_be_kept_is_named_and_not_rolled_back(plane: L
     plane.until(lambda: plane.is_settled() and plane.status()["problems"] == [], "the edited code is in force")
     refused = plane.pointsman("rollback", "shop")
     assert refused.returncode == 1
-    assert "the code of that version is not there any more" in refused.stderr
+    assert "the code of that version is no longer available" in refused.stderr
     assert f" rollback shop --state {plane.state}\n" in refused.stderr.partition("Restore them, and use: ")[2]
     plane.write("from own_words import WORD\ndef answer(given): return WORD\n", "own_nodes.py")
     plane.write("WORD = 'one'\n", "own_words.py")
@@ -186,5 +186,5 @@ def test_manifests_have_a_history_and_are_rolled_back(plane: LivePlane) -> None:
     with pytest.raises(PlaneRefused, match="there is no manifest of generation 9999"):
         plane.admin.post("rollback", body={"generation": 9999})
     plane.write("REASON = 'not of any of them'\n", "own_order.py")
-    with pytest.raises(PlaneRefused, match=f"not there any more.* rollback --to {generations[0]}"):
+    with pytest.raises(PlaneRefused, match=f"no longer available.* rollback --to {generations[0]}"):
         plane.admin.post("rollback", body={"generation": generations[0]})

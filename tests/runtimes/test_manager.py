@@ -106,7 +106,7 @@ def test_a_request_that_must_not_be_retried_is_refused_with_a_reason() -> None:
     plane.manager.first_token("b")
     plane.manager.failed("b", "reset")
     [(_, refusal)] = plane.manager.refusals()
-    assert str(refusal.reason) == f'"{where}" failed after part of the answer had gone out: reset'
+    assert str(refusal.reason) == f'"{where}" failed after part of the answer had been sent: reset'
 
 
 def test_the_requests_of_a_removed_instance_keep_their_positions() -> None:

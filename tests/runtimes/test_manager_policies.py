@@ -101,7 +101,7 @@ def test_a_user_policy_by_name(own_policy: str) -> None:
     assert plane.manager.policy.name == "last-come-first"
     assert [name for name, _ in plane.submit("a", "b", "c")] == ["c", "b"]
     [note] = plane.manager.notes
-    assert note.startswith('policy "last-come-first" has a schedule() or prioritize() of its own')
+    assert note.startswith('policy "last-come-first" has its own schedule() or prioritize()')
     assert [name for name, _ in sent(plane.manager.completed("c"))] == ["a"]
     metrics = plane.manager.metrics()
     assert metrics["decisions_by_strategy"] == {"last-come-first": 3}

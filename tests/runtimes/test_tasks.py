@@ -161,7 +161,7 @@ def test_a_repeated_call_goes_on_after_it_has_raised() -> None:
         await eventually(lambda: len(calls) > 5)
         assert tasks.failures() == {"call": 2}
         [problem] = tasks.problems()
-        assert str(problem) == 'background task "call" failed 2 times, last 0 s ago (ValueError: broken); it goes on'
+        assert str(problem) == 'background task "call" failed 2 times, last 0 s ago (ValueError: broken); it runs again'
         assert (problem.code, problem.facts["failures"], problem.facts["retry_s"]) == ("task-failed", 2, None)
 
     run(story)

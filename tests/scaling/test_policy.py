@@ -50,7 +50,7 @@ def test_objects_and_functions_are_called_alike() -> None:
         (lambda view: 1 // 0, ZeroDivisionError, "by zero"),
         (leaves, SystemExit, "2"),
         (waits, TypeError, "waits is async; a scaling policy is a plain function that does not wait"),
-        (3, PluginError, 'plugin "int" is no scaling policy: it has no desired_replicas(view)'),
+        (3, PluginError, 'plugin "int" is not a scaling policy: it has no desired_replicas(view)'),
         (lambda: 3, TypeError, "takes 0 positional arguments"),
     ],
 )

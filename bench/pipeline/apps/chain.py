@@ -1,4 +1,4 @@
-"""A large array from one replica to the next: how long it is on its way, by the clock that both share."""
+"""A large array from one replica to the next: how long the transfer takes, by the clock that both share."""
 
 import time
 from typing import Any

@@ -80,7 +80,7 @@ _SEVERAL: Mapping[bytes, tuple[str, Split]] = {
     TEXT: ("", _as_string),
     EVENTS: ("\n\n", _data),
 }
-"""By type: the end of a piece, and how to read one."""
+"""How each content type is split: the end of a piece, and how to read one."""
 
 
 MANY, FEW = 64, 16
@@ -212,7 +212,7 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""By HTTP status; all others are INTERNAL."""
+"""The gRPC code for each HTTP status; all others are INTERNAL."""
 
 MAX_MESSAGE = 2000
 """Maximum characters of an error: it is sent as a header, and clients accept 8 KiB of headers."""

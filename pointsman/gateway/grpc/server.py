@@ -91,7 +91,7 @@ PredictResponse = _class("PredictResponse")
 
 
 MAX_VALUES = 100_000
-"""Of an input that is sent as values: each is an object of its own. As JSON there may be more."""
+"""Maximum number of values in an input that is sent as values, as each is a Python object. JSON has no such limit."""
 
 
 def plain(value: Any) -> Any:
@@ -311,7 +311,7 @@ def _as_http(context: Context) -> HttpRequest:
 
 
 def _input(message: Any) -> bytes:
-    """As JSON. Raises `BadRequest`."""
+    """The input as JSON. Raises `BadRequest`."""
     kind = message.WhichOneof("input")
     if kind is None:
         raise BadRequest("there is no input; send it as json or as values")

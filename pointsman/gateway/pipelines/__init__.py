@@ -9,6 +9,6 @@ The one rule: user code never runs here, and values that nodes pass to each othe
     results        what it has so far, the answer made of it, and its files in shared memory
     step_call      one step in flight, to a replica or a model
     response_sink  the client that waits for the answer
-    records        what became of each request, step by step, also as OpenTelemetry traces
+    records        the outcome of each request, step by step, also as OpenTelemetry traces
     openapi        the schema of an application's input
 """

@@ -188,7 +188,7 @@ class Applications:
         self._export = exporting()
         self.records = PipelineRecords(gateway.settings.keep_records)
         self.by_step: dict[str, PipelineRequest] = {}
-        """By the request id of a step in flight: the request it belongs to."""
+        """The pipeline request of each step in flight, by the step's request id."""
 
     def trust(self, secret: str, memory: SharedMemory) -> None:
         """Use the secret and the shared memory of the replicas of a plane."""

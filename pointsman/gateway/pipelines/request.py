@@ -1,6 +1,6 @@
 """One request through an application: from its input to its answer, ended exactly once.
 
-The run says which steps are ready; each is sent as a request of its own; results are kept, unread, until all steps that
+The run says which steps are ready; each is sent as a separate request; results are kept, unread, until all steps that
 need them have them. When the deadline is over, the calls in flight are stopped.
 """
 
@@ -70,7 +70,7 @@ class StepCalls:
         self._form = form
         """The form of the answer."""
         self._calls: dict[int, StepCall] = {}
-        """By index of the step."""
+        """Calls in flight, by index of the step."""
         self.models: dict[int, ModelCall] = {}
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""`app.to_ray_serve()`: a pipeline of ours as an application of plain Ray Serve.
+"""`app.to_ray_serve()`: a Pointsman pipeline as an application of plain Ray Serve.
 
 Enters: an application. Leaves: a bound Serve application: a deployment for each node, with its options and policies,
 and an ingress that runs the graph. The one rule: replicas load the code of nodes by its name, as those of our own
@@ -179,7 +179,7 @@ def _refuse(graph: Graph) -> None:
     problems = []
     for one in graph.nodes:
         if one.kind is NodeKind.MODEL:
-            problems.append(f'"{one.name}" is a model of a manifest, which only a gateway of ours serves')
+            problems.append(f'"{one.name}" is a model of a manifest, which only a Pointsman gateway serves')
         if one.options.shards > 1:
             problems.append(f'"{one.name}" has shards, which Serve does not have')
         if one.options.labels:

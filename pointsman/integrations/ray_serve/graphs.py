@@ -1,7 +1,8 @@
-"""Graphs that were authored with Ray's own decorators, as pipelines of ours; and the names that Serve Pipeline had.
+"""Graphs that were authored with Ray's own decorators, as Pointsman pipelines; and the names that Serve Pipeline had.
 
-Enters: what `.bind()` of `@ray.remote` classes and functions returned. Leaves: bound objects of ours, and applications
-that are built from them. The one rule: Ray's graph is only read; the same graph can still be executed by Ray.
+Enters: what `.bind()` of `@ray.remote` classes and functions returned. Leaves: bound objects of Pointsman, and
+applications that are built from them. The one rule: Ray's graph is only read; the same graph can still be executed by
+Ray.
 """
 
 import sys
@@ -29,7 +30,7 @@ OPTIONS: dict[str, str] = {
     "memory": "memory_bytes",
     "max_concurrency": "max_concurrency",
 }
-"""Options of `@ray.remote`, and ours."""
+"""Options of `@ray.remote`, and Pointsman's."""
 
 
 class ServeInputNode(RayInputNode):  # type: ignore[misc]

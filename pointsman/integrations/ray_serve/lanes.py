@@ -1,6 +1,6 @@
 """Requests and replicas of a Serve deployment as our dispatcher sees them; nothing here imports Ray.
 
-Enters: requests, what Serve tells of replicas, and the ends of requests. Leaves: a future of the replica for each
+Enters: requests, what Serve reports about replicas, and the ends of requests. Leaves: a future of the replica for each
 request. The one rule: the dispatcher decides, and where the code of a user fails, power of two does, at once.
 """
 
@@ -189,7 +189,7 @@ def _accepts(instance: ExecutionInstance) -> bool:
 class ThreadWatch:
     """Times the user's scheduling code on a thread, and abandons the thread when a call blocks.
 
-    Serve's router runs in a loop of its own, not on the main thread: no signal can interrupt code there. While a call
+    Serve's router runs in its own loop, not on the main thread: no signal can interrupt code there. While a call
     hangs, further calls are refused at once; the thread is interrupted as soon as it runs Python again.
     """
 
@@ -233,7 +233,7 @@ class ThreadWatch:
                     answer.put((list(made) if hasattr(made, "__next__") else made, None))
                 except BaseException as error:  # this includes the interrupting exception
                     answer.put((None, error))
-            except Stalled:  # it came too late: the call had ended
+            except Stalled:  # the interrupt came after the call had ended
                 continue
 
 
@@ -322,7 +322,7 @@ class KnownReplicas:
         return [name for name, number in self._others.items() if number]
 
     def serve(self, model: str) -> bool:
-        """Tell the dispatcher that every replica can load a model. False: there are too many models."""
+        """Let the dispatcher know that every replica can load a model. False: there are too many models."""
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return False
@@ -376,7 +376,7 @@ class ReplicaLane:
         contain(self._lane, ThreadWatch(clock.now))
         self.replicas = KnownReplicas(self._lane)
         self._chosen: dict[str, asyncio.Future[str]] = {}
-        """By request: the name of its replica."""
+        """The name of each request's replica, by request id."""
         self.revoke_request: Callable[[str], None] = lambda _: None
         """(request): stop the request for a more important one."""
         self._revoked: set[str] = set()

@@ -1,8 +1,8 @@
-"""Records of all routers of a cluster in one place: an actor that routers report to, and what may be asked of it.
+"""Records of all routers of a cluster in one place: an actor that routers report to, and the queries that it answers.
 
 Enters: reports of routers, once a second: their state, and the requests that have ended since. Leaves: `explain` of a
 request, `status` of routers and scaled deployments, and latencies for scaling policies. The one rule: a router sends
-the full record of a request only when it is asked for, so that records cost nothing until then.
+the full record of a request only on demand, so that records cost nothing until then.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""`PointsmanRouter`: a request router of Ray Serve whose decisions are those of our dispatcher.
+"""`PointsmanRouter`: a request router of Ray Serve that decides with Pointsman's dispatcher.
 
-Enters: what Serve tells its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as with
-any router; which request goes next, and where, is decided in the lane.
+Enters: what Serve passes to its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as
+with any router; which request goes next, and where, is decided in the lane.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ from pointsman.strategies import SchedulingPolicy
 from pointsman.types import MAX_NAME, RequestMetadata
 
 REPORTS_ENDS = hasattr(RequestRouter, "on_request_completed")
-"""Ray 2.55 and newer tell a router when a request has ended."""
+"""Ray 2.55 and newer notify a router when a request has ended."""
 EXTENSION = "pointsman"
 """The keyword argument of a handle call with settings for the router: priority, deadline_ms, session and so on."""
 OURS = "pointsman_request"
-"""The attribute of Serve's pending request with our request."""
+"""The attribute of Serve's pending request that holds Pointsman's request."""
 PROBE_S = 0.02
-"""Interval of asking replicas that other routers have filled, while requests wait."""
+"""Interval at which replicas that other routers have filled are asked for their load, while requests wait."""
 logger = logging.getLogger("ray.serve")
 
 
@@ -173,11 +173,11 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
     return {name: first[name] for name in known if first.get(name) is not None}
 
 
-# The router. It adds what earlier versions of Ray Serve (from 2.50 on) lack.
+# The router. It adds what earlier versions of Ray Serve (2.50 and newer) lack.
 
 
 class ReportingReplica(RunningReplica):  # type: ignore[misc]
-    """A replica that tells the router itself when a try has ended, whether the replica took the request or not."""
+    """A replica that itself notifies the router when a try has ended, whether or not it took the request."""
 
     def __init__(self, info: Any, ended: Callable[[Any, str], None]) -> None:
         """`ended`: called on any thread, with the ids of replica and request."""
@@ -214,7 +214,7 @@ class CommonRouter(RequestRouter):  # type: ignore[misc]
 
 
 class PointsmanRouter(CommonRouter):
-    """Chooses replicas by a strategy or profile of ours; while none has room, requests wait in its order."""
+    """Chooses replicas by a Pointsman strategy or profile; while none has room, requests wait in its order."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """`kwargs`: those of `pointsman_routing`, which checks them; see docs/from-ray-serve.md."""
@@ -223,7 +223,7 @@ class PointsmanRouter(CommonRouter):
         self._lane.revoke_request = self._revoke
         self._by_name: dict[str, RunningReplica] = {}
         self._sent: defaultdict[tuple[str, str], list[RequestMetadata]] = defaultdict(list)
-        """By Serve's own id and replica, the oldest first: calls that one request makes have the same id."""
+        """Requests sent, by Serve's id and replica, the oldest first: the calls that one request makes share its id."""
         self._rejected: Counter[tuple[str, str]] = Counter()
         """Tries that a replica did not take, and whose ends Serve still reports."""
         self._results: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class PointsmanRouter(CommonRouter):
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False
     ) -> RunningReplica:
-        """The replica for a request: the one method by which Serve asks for it."""
+        """Choose the replica for a request. This is the method that Serve calls."""
         key = pending_request.metadata.internal_request_id
         request: RequestMetadata | None = getattr(pending_request, OURS, None)
         if request is None:

@@ -1,9 +1,9 @@
 """`pointsman_scaling`: our scaling policies as the policy of Serve's autoscaler.
 
-Enters: what Serve's controller tells of a deployment, and what our routers have measured. Leaves: a number of replicas.
-The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications. The policy
-runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of the
-deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
+Enters: what Serve's controller reports about a deployment, and what our routers have measured. Leaves: a number of
+replicas. The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications.
+The policy runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of
+the deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
 """
 
 import base64
@@ -106,7 +106,7 @@ NOT_YET = object()
 
 
 class PolicyCall:
-    """One call of a policy on a thread of its own."""
+    """One call of a policy on its own thread."""
 
     def __init__(self, policy: Any, view: Any) -> None:
         self.view = view
@@ -159,7 +159,7 @@ class ServeScaling:
     def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         try:
             return self._decide(ctx), {}
-        except Exception:  # a bug of ours must not stop other applications
+        except Exception:  # a bug in Pointsman must not stop other applications
             logging.getLogger("ray.serve").exception("pointsman: scaling of %s failed", ctx.deployment_name)
             return ctx.target_num_replicas, {}
 

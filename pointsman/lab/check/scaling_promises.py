@@ -117,7 +117,7 @@ FLAPPING_CHANGES = 4
 STATE_ROUNDS = 4000
 """Number of calls: a bit more than an hour at the default interval."""
 STATE_LONG_STEP_S = 600.0
-"""With this interval, state that is kept for days has stopped growing after half of the rounds."""
+"""Interval at which state that is kept for days stops growing after half of the rounds."""
 STATE_LONG_ROUNDS = 2000
 STATE_TIMEOUT_S = 5.0
 """A slow policy is called for this long, twice."""
@@ -196,7 +196,7 @@ def keeps_plain_state(build: BuildScaling, view: DeploymentView) -> str | None:
     kept = savable_state(entries)
     for name, entry in entries.items():
         if name not in kept:
-            what = f"is a {type(entry).__name__}" if isinstance(name, str) else "has a name that is no text"
+            what = f"is a {type(entry).__name__}" if isinstance(name, str) else "has a name that is not text"
             return f"view.state[{name!r}] {what}: only plain data survives a restart"
         if _as_lists(entry) != kept[name]:
             back = reprlib.repr(kept[name])
@@ -274,7 +274,7 @@ def does_not_flap(build: BuildScaling) -> str | None:
 
 
 def stays_within_bounds(build: BuildScaling) -> str | None:
-    """On a small constant load, its answer neither grows without end nor exceeds the maximum."""
+    """Its answer to a small constant load neither grows without end nor exceeds the maximum."""
     for run in _steady_runs(build):
         late = run.late_changes
         if len(late) >= FLAPPING_CHANGES and not any(after < before for before, after in late):

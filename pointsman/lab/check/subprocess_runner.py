@@ -1,4 +1,4 @@
-"""Checks a policy in a process of its own: it may hang, print, or end the process, and there is still a report.
+"""Checks a policy in its own process: it may hang, print, or end the process, and there is still a report.
 
 The parent writes one order as JSON to standard input; the child answers with lines of JSON. If a call exceeds its time
 limit, `faulthandler` ends the child from outside the interpreter, so that it also ends code that never releases it, and
@@ -78,7 +78,7 @@ def check_in_subprocess(
 ) -> Report:
     """Like `check`, for a policy by its name. Raises if it cannot be built.
 
-    If the policy hangs or ends its process, another process goes on, without the case in which that happened.
+    If the policy hangs or ends its process, another process continues, without the case in which that happened.
     """
     report, avoid, hung = ReportBuilder(), set[str](), set[str]()
     for _ in range(MAX_PROCESSES):
@@ -154,7 +154,7 @@ def _calls(thread_dump: str) -> list[str]:
 
 
 class LineWriter:
-    """In the child: writes each event as a line, and enforces time limits."""
+    """Writes each event as a line, and enforces time limits. Used in the child."""
 
     def __init__(self, output: int, answer_timeout_s: float) -> None:
         self._output, self._answer_timeout_s = os.fdopen(output, "wb"), answer_timeout_s
@@ -188,7 +188,7 @@ def main() -> None:
     except BrokenPipeError:  # the parent has ended
         pass
     except BaseException as error:
-        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this one may be a bug of ours
+        if isinstance(error, Exception):  # promises catch exceptions of a policy, so this one may be a bug in Pointsman
             traceback.print_exc()
         writer.on_event(CheckRaised(f"{type(error).__name__}: {error}".rstrip(": ")))
     finally:

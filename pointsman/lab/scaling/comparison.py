@@ -56,7 +56,7 @@ class Comparison:
         return "\n".join([*self._headline(), "", self._table(), *self.problems(), *self.warnings()])
 
     def problems(self) -> list[str]:
-        """For each policy with invalid answers: how many, and the first problem."""
+        """One line for each policy with invalid answers: how many, and the first problem."""
         return [
             f"{name}: {one.problems:,} of {self.times:,} answers did not count; it {_first_problem(one)}"
             for name, one in self.policies.items()
@@ -64,7 +64,7 @@ class Comparison:
         ]
 
     def warnings(self) -> list[str]:
-        """For each policy whose target is beyond what a replica holds: it cannot keep up with the load."""
+        """One line for each policy whose target is beyond what a replica holds: it cannot keep up with the load."""
         holds = self.setting.holds
         return [
             f"warning: {name}: {target:g} requests per replica are more than the {holds} that a replica takes at once "
@@ -148,7 +148,7 @@ class Comparison:
 
 
 def span(seconds: float) -> str:
-    """In the largest unit that gives 2 or more, or exactly 1: 14 days, 90 min, 600 ms."""
+    """A time in the largest unit that gives 2 or more, or exactly 1: 14 days, 90 min, 600 ms."""
     for size, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s")):
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:.3g} {unit.removesuffix('s') if seconds == DAY_S else unit}"

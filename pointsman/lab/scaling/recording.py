@@ -33,7 +33,7 @@ MILLISECONDS = 1e11
 REQUEST_FILES = (".jsonl", ".ndjson")
 """Suffixes of files with one request per line."""
 DEFAULT_BIN_S = 60.0
-"""For those files."""
+"""Default width of the bins of such a file."""
 MIN_HISTORY_BINS = 6
 """If a plane's history has fewer bins, the last hour is replayed in finer ones."""
 MIN_INTERVAL_S = 30.0
@@ -116,7 +116,7 @@ class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
     policy: NamedPolicy | None = None
     """The policy in force."""
     notes: Mapping[str, str] = {}
-    """By option of the command line: where its default comes from."""
+    """Where the default of each option of the command line comes from."""
 
 
 def load_of_file(file: Path, name: str | None = None, bin_s: float | None = None) -> RecordedLoad:
@@ -170,7 +170,7 @@ def load_of_plane(history: Mapping[str, Any]) -> RecordedLoad:
 
 
 def _with_measurements(load: RecordedLoad, history: Mapping[str, Any]) -> RecordedLoad:
-    """With start-up time and capacity, as far as the plane has measured them."""
+    """The load with start-up time and capacity, as far as the plane has measured them."""
     start_up_s, request_s, at_once = history["start_up_s"], history["request_s"], history["max_concurrency"]
     measured: dict[str, Any] = {} if start_up_s is None else {"start_up_s": start_up_s}
     notes = dict(load.notes)
@@ -277,7 +277,7 @@ def _series(name: str, rows: list[Row]) -> Series:
     rows.sort()
     first = rows[0].at
     if len(rows) < 2:
-        raise UnreadableLoad(f"{name} has one row; it takes two to tell how long a bin is")
+        raise UnreadableLoad(f"{name} has one row; at least two are needed to determine the length of a bin")
     bin_s = min(after.at - before.at for before, after in pairwise(rows))
     if bin_s <= 0:
         twice = next(after for before, after in pairwise(rows) if after.at == before.at)

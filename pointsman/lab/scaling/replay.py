@@ -40,7 +40,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Requests per second that one replica serves."""
     start_up_s: float = 600.0
     interval_s: float = 60.0
-    """Between two calls of the policy."""
+    """Time between two calls of the policy."""
     at_once: bool = True
     """The rate of a bin is known when it begins. False: it is measured over the last 30 s."""
     queue_s: float = 0.0
@@ -63,7 +63,7 @@ class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     """Replica-hours, including start-up."""
     ratio: float
-    """Of the hours to the clairvoyant minimum: what each bin needs, without start-up."""
+    """Ratio of the hours to the clairvoyant minimum, which is what each bin needs, without start-up."""
     unserved: float
     """Share of requests that came when all ready replicas were busy."""
     changes: int

@@ -1,7 +1,7 @@
 """When requests of a recording arrive: faster, from more clients, spread within coarse timestamps, or one by one.
 
-Enters: a recording and a load. Leaves: requests with the second of their arrival, from 0 on. The one rule: the same
-seed gives the same arrivals, whatever the policy, so that policies can be compared seed by seed.
+Enters: a recording and a load. Leaves: requests with the second of their arrival, counted from 0. The one rule: the
+same seed gives the same arrivals, whatever the policy, so that policies can be compared seed by seed.
 """
 
 import heapq
@@ -28,7 +28,7 @@ class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     """2: twice as many requests per second."""
     clients: bool = False
-    """More clients instead of compressed time: each further one replays the recording, with prompts of its own."""
+    """More clients instead of compressed time: each further one replays the recording, with its own prompts."""
     spread: bool = True
     """Spread requests that share a coarse timestamp evenly at random until the next one."""
     closed: bool = False

@@ -7,7 +7,7 @@ and the share of requests that could be in time. What is assumed, always in favo
   at least its last token is computed. Caches are unlimited, shared by all engines, and filled when a request arrives.
 - Work is marginal: a token costs `cc` and its part of a full step's `c0`; attention and context have their full cost.
   Reading weights costs nothing, and no step is partly filled.
-- All engines together are one machine that is so many times as fast, and may pause any work without loss.
+- N engines are one machine that is N times as fast, and may pause any work without loss.
 - Of requests in time, the work until the first token must be done by its deadline, and all work by the deadline of the
   last token; the two are counted apart, and the smaller number is the bound.
 
@@ -70,7 +70,7 @@ class TrafficBound(msgspec.Struct, frozen=True, kw_only=True):
     """If every request is served, at least one waits this long for its first token."""
 
     def attainment_within(self, limit_s: float) -> float | None:
-        """As `attainment`, if no first token may take longer than this; None if no policy can serve all requests so."""
+        """The attainment if every first token must come within the limit; None if no policy can achieve that."""
         return self.attainment if self.least_wait_s <= limit_s else None
 
 
@@ -108,7 +108,8 @@ def work_of(requests: Sequence[RecordedRequest], machine: Hardware) -> RequestWo
 
 
 def _marginal(input_tokens: int, cached: int, output: int, machine: Hardware) -> tuple[float, float, float, float]:
-    """In ms: work until the first token, all work, time to the first token alone, time to the last token alone."""
+    """Four times in ms: work until the first token, all work, and time to the first and last token on an idle
+    engine."""
     own = input_tokens - cached
     token = machine.cc + machine.c0 / STEP_TOKENS
     first = token * own + machine.ca * own * (cached + own / 2)

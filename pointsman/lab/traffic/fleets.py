@@ -1,4 +1,4 @@
-"""The fleet of a replay, which need not exist: so many engines of measured hardware, or a manifest.
+"""The fleet of a replay, which need not exist: a number of engines of measured hardware, or a manifest.
 
 Enters: `16x70B|a100_sxm|vllm|tp8` or a file, and a policy. Leaves: the manifest that the simulation runs. The one rule:
 a manifest stays as it is, except for the scheduling of the deployment whose policy is tried.
@@ -100,7 +100,7 @@ def _of_manifest(text: str) -> LabFleet:
     file = Path(text)
     if file.suffix.lower() not in (".yaml", ".yml", ".json"):
         raise PointsmanError(
-            f'"{text}" is no fleet; write COUNTxHARDWARE, such as "16x70B|a100_sxm|vllm|tp8", or a manifest (.yaml)'
+            f'"{text}" is not a fleet; write COUNTxHARDWARE, such as "16x70B|a100_sxm|vllm|tp8", or a manifest (.yaml)'
         )
     return fleet_of_manifest(text_of(file), str(file.absolute().parent), text)
 

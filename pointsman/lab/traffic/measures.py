@@ -1,6 +1,6 @@
 """Figures of one replay: latencies, objectives met, tokens, costs and fairness.
 
-Enters: what became of each request, one by one. Leaves: plain numbers, small enough to keep. The one rule: shares are
+Enters: the outcome of each request, one by one. Leaves: plain numbers, small enough to keep. The one rule: shares are
 of all requests that arrived; one that was not served meets no objective.
 """
 
@@ -71,7 +71,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Latencies
     tpot: Latencies
     latency: Latencies
-    """From arrival to end."""
+    """Time from arrival to end."""
     hit_rate: float
     """Share of input tokens that were in prefix caches."""
     goodput_per_s: float

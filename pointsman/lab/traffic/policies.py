@@ -1,6 +1,6 @@
 """Routing policies to try: by a built-in name, from a file, or as a class of the user's.
 
-Enters: what the command line says. Leaves: a `scheduling` section, as a manifest has it. The one rule: a policy is
+Enters: what the command line says. Leaves: a `scheduling` section, as written in a manifest. The one rule: a policy is
 loaded by the loader of manifests, so that what runs here is what would run live.
 """
 

@@ -47,7 +47,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str = ""
     """Empty: the only model of the fleet."""
     think_ms: float = 0.0
-    """In a closed loop, time between the end of the previous turn in its session and this request."""
+    """Time between the end of the previous turn in its session and this request, in a closed loop."""
 
 
 class UnreadableRecording(PointsmanError, ValueError):
@@ -82,8 +82,8 @@ class Recording:
     def __init__(
         self, name: str, read: Callable[[], Iterable[RecordedRequest]], first: int | None = None, digest: str = ""
     ) -> None:
-        """`read` begins anew each time. `first`: only so many requests. `digest`: of what it is made from; empty: the
-        digest of its requests."""
+        """`read` begins anew each time. `first`: only the first N requests. `digest`: of what the recording is made
+        from; empty: the digest of its requests."""
         self.name = name if first is None else f"{name}, first {first:,}"
         self._read, self._first, self._digest = read, first, digest
         self._survey: Survey | None = None

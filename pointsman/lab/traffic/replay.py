@@ -1,6 +1,6 @@
 """A recording on the product's own plane, on virtual time.
 
-Enters: a recording, a fleet, a policy and a seed. Leaves: what became of each request, as soon as it has ended, and
+Enters: a recording, a fleet, a policy and a seed. Leaves: the outcome of each request, as soon as it has ended, and
 the state over time. The one rule: the dispatcher, the plugins, the strategies, the controller and the scaling are those
 of the product; nothing here decides anything.
 """
@@ -317,7 +317,7 @@ class _Sessions:
     def __init__(self, player: Player) -> None:
         self._player = player
         self._open: dict[str, list[Arrival]] = {}
-        """By session with a turn in flight: the turns that wait for its end."""
+        """The turns that wait for the end of a turn in flight, by session."""
         self._of: dict[str, str] = {}
         self._thinking = 0
 
@@ -436,7 +436,7 @@ def replay(
 ) -> Replayed:
     """Play a recording to a fleet that routes by this policy; None: by its manifest.
 
-    `ended` is called with what became of each request; then nothing is kept, however long the recording is.
+    `ended` is called with the outcome of each request; then nothing is kept, however long the recording is.
     """
     if ended is not None:
         return Player(recording, setting, policy, seed, ended, substitution).play(progress)

@@ -148,7 +148,7 @@ def estimate(
     if trained and context > trained:
         notes.append(f"the context is longer than the {trained:,} tokens that the model was trained for")
     if drafting is not None:
-        notes.append(f"the draft {drafting.name} runs with the last layer, with a KV cache of its own")
+        notes.append(f"the draft {drafting.name} runs with the last layer, with its own KV cache")
     return Estimate(
         model=model,
         serving=serving,

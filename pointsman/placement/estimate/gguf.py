@@ -123,7 +123,7 @@ def _read_one(path: Path) -> GgufFile:
             metadata[key] = _value(source, _number(source, "<I", "the type of an entry"))
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or isinstance(alignment, bool) or not 0 < alignment <= 1 << 30:
-            source.fail("a number from 1 on as general.alignment", quoted(alignment, 80))
+            source.fail("a number >= 1 as general.alignment", quoted(alignment, 80))
         rows = [_row(source) for _ in range(tensor_count)]
         start = -(-source.position // alignment) * alignment
         tensors = tuple(_checked(source, rows, start))
@@ -205,7 +205,7 @@ EMBEDDERS = frozenset(
 WINDOW_EVERY = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4, "olmo2": 4,
 }  # fmt: skip
-"""Of each group of this many layers, all but the last attend only to the window."""
+"""Sizes of groups of layers: in each group, all but the last layer attend only to the window."""
 
 
 def gguf_model(path: Path) -> Model:

@@ -33,7 +33,7 @@ def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None,
 
 
 def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
-    """From a list that names the kind of each layer, if there is one."""
+    """The windows according to a list that names the kind of each layer; None if there is none."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or text.get("block_types")
     pattern = text.text("hybrid_override_pattern")
     if not kinds and pattern:
@@ -51,7 +51,7 @@ def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
 
 
 def _by_rule(text: Fields, layers: int) -> list[int | None]:
-    """From the window alone and the rule of the family."""
+    """The windows according to the size of the window and the rule of the family."""
     window = text.whole("sliding_window") or None
     interval = text.whole("full_attention_interval") or text.whole("attn_layer_period")
     if window is None and interval:
@@ -91,7 +91,7 @@ class Quantisation(msgspec.Struct, frozen=True):
     """Empty if they are not quantised."""
     bits: int = 16
     group: int = 0
-    """Numbers that share a scale; 0: so many that scales do not count."""
+    """How many numbers share a scale; 0: enough that the size of the scales can be ignored."""
     kv_bits: int | None = None
 
     @property
@@ -101,7 +101,7 @@ class Quantisation(msgspec.Struct, frozen=True):
 
 
 def quantisation_of(config: Mapping[str, Any], dtype_bits: int) -> Quantisation:
-    """As the configuration says: fp8, awq, gptq, bitsandbytes, compressed-tensors, mxfp4, modelopt."""
+    """The declared quantisation: fp8, awq, gptq, bitsandbytes, compressed-tensors, mxfp4, modelopt."""
     given = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(given, dict):
         return Quantisation(bits=dtype_bits)
@@ -169,7 +169,7 @@ class FeedForward(NamedTuple):
 
 
 def feed_forward(text: Fields, hidden: int) -> FeedForward:
-    """From config.json, in any of its dialects."""
+    """The feed-forward layers that config.json describes, in any of its dialects."""
     dense = text.whole("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size") or 4 * hidden
     expert = text.whole("moe_intermediate_size", "expert_intermediate_size") or dense
     shared = text.whole("shared_expert_intermediate_size") or (text.whole("n_shared_experts") or 0) * expert
@@ -226,7 +226,7 @@ def _feed_forward(shape: Architecture, text: Fields, layer: int) -> int:
 
 
 def _biases(shape: Architecture, text: Fields) -> int:
-    """Of queries, keys and values: Qwen2 always has them, others if their configuration says so."""
+    """Number of biases of queries, keys and values: Qwen2 always has them, others if their configuration says so."""
     if text.get("attention_bias") is not True and shape.name not in ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"):
         return 0
     return (shape.attention_heads + 2 * shape.kv_heads[0]) * shape.key_dim

@@ -32,7 +32,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("context", "concurrency", "batch_tokens", "max_sequences"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= 1 << 40:
-                raise PointsmanError(f"{name} must be from 1 on, found {value}")
+                raise PointsmanError(f"{name} must be at least 1, found {value}")
 
 
 class EngineMemory(Protocol):
@@ -84,7 +84,7 @@ _LLAMA_CPP_KV_BITS: dict[str, float] = {
 CELLS = 256
 """Its KV cache has a multiple of this many cells."""
 LLAMA_CPP_BATCH_TOKENS = 256
-"""The setting of our server; the default of llama.cpp is 512."""
+"""Pointsman's setting; the default of llama.cpp is 512."""
 LLAMA_CPP_GPU_BYTES = 512 * MIB
 """Context and workspaces of the GPU driver."""
 LLAMA_CPP_PROCESS_BYTES = 36 * MIB
@@ -164,7 +164,7 @@ VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
 """Its defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
 SAMPLER_BYTES = 12
-"""For each request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
+"""Bytes per request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
 VLLM_GPU_BYTES = 11 * GIB // 10
 """CUDA context, workspaces, communication."""
 VLLM_HOST_BYTES = 4 * GIB

@@ -99,13 +99,13 @@ class Fields:
         self.path, self.values, self._prefix = path, values, prefix
 
     def whole(self, *names: str) -> int | None:
-        """The first of these that is present and not null, a whole number from 0 on."""
+        """The first of these that is present and not null, a whole number >= 0."""
         for name in names:
             value = self.get(name)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self.MAX:
-                self._fail(name, "a whole number from 0 on", value)
+                self._fail(name, "a whole number >= 0", value)
             return value
         return None
 
@@ -113,7 +113,7 @@ class Fields:
         """The same, but required."""
         found = self.whole(*names)
         if found is None or found < least:
-            self._fail(" or ".join(names), f"a whole number from {least} on", "nothing" if found is None else found)
+            self._fail(" or ".join(names), f"a whole number >= {least}", "nothing" if found is None else found)
         return found
 
     def text(self, name: str) -> str:

@@ -111,7 +111,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_adapter(path: Path) -> Adapter:
-    """From a folder of adapter_config.json and adapter_model.safetensors, or a GGUF file."""
+    """Read an adapter from a folder with adapter_config.json and adapter_model.safetensors, or from a GGUF file."""
     if path.suffix == ".gguf":
         file = read_gguf(path)
         if file.metadata.get("general.type") != "adapter":

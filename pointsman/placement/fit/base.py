@@ -112,7 +112,7 @@ class ResourceFit(ABC):
         self.fleet = fleet
         self.devices = devices
         self.fragmentation = fragmentation
-        """Says which GPU of a worker is spoilt the least; None: the fullest is taken."""
+        """Decides which GPU of a worker is fragmented the least; None: the fullest is taken."""
 
     def among(self, ask: Ask, candidates: Hosts) -> TierFit:
         """Which of these workers fit, as things stand."""
@@ -141,8 +141,8 @@ class ResourceFit(ABC):
         return sorted(devices, key=lambda one: (siblings[one.gpu.index], float(order[one.row]), one.row))
 
     def dislike(self, ask: Ask, free: Floats) -> Floats:
-        """By GPU: the less, the sooner it is taken. When packing a GPU in use comes before an empty one, then the one
-        with the least left. When spreading the one with the fewest instances comes first, then the one of which the
+        """A rank per GPU: the lowest is taken first. When packing, a GPU in use comes before an empty one, then the one
+        with the least left. When spreading, the one with the fewest instances comes first, then the one of which the
         smallest share is claimed, then the one with the most left."""
         columns = self.fleet.gpus.columns
         tenants = np.asarray(columns[TENANTS])
@@ -154,7 +154,7 @@ class ResourceFit(ABC):
         return BEHIND * (tenants * (STEPS + 1) + claimed + 1.0) - free
 
     def taken_first(self, ask: Ask, room: Mask, free: Floats) -> Rows:
-        """By worker: the row of the GPU in a set that is taken first; -1 if it has none there. Siblings aside."""
+        """The row of the GPU of a set that is taken first, per worker; -1 if none is there. Siblings are ignored."""
         devices = self.devices()
         order = np.where(room, self.dislike(ask, free), np.inf)
         least = devices.by_worker.smallest(order)

@@ -77,7 +77,7 @@ class FitsPartly(ResourceFit):
         devices, need = self.devices(), ask.need
         hosts, wide = HostRoom(self.fleet, ask.cpus, 0), len(self.fleet)
         splits: dict[int, tuple[int, Split, int]] = {}
-        """By row of the worker: layers on GPUs, their stages, bytes of the machine."""
+        """Layers on GPUs, their stages, and bytes of the machine, by row of the worker."""
         short: dict[int, Reason] = {}
         for kind in devices.kinds(able & hosts.enough[devices.workers], mixed=ask.mixed_gpus):
             for row in np.unique(devices.workers[kind]).tolist():

@@ -68,7 +68,7 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -
 
 
 def _largest(cuts: Cuts, rooms: Sequence[float]) -> list[int]:
-    """At most one stage per layer; a larger stage can replace a smaller one."""
+    """The largest stages, at most one per layer; a larger stage can replace a smaller one."""
     return sorted(range(len(rooms)), key=lambda index: -rooms[index])[: cuts.layers]
 
 

@@ -34,7 +34,7 @@ class Threshold(Parameters, frozen=True):
 
 
 class ValueRange(Parameters, frozen=True):
-    """From `min` to `max`, both included."""
+    """The range from `min` to `max`, both included."""
 
     min: float
     max: float
@@ -64,7 +64,7 @@ class TopK(Parameters, frozen=True):
 
 
 class Percentile(Parameters, frozen=True):
-    """At least as good as the value at a percentile, which is one of the values (nearest rank)."""
+    """Values at least as good as the one at a percentile, which is one of the values (nearest rank)."""
 
     percentile: float
     higher_is_better: bool = True

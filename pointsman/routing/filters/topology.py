@@ -41,7 +41,7 @@ class Peer:
         return candidates.cut(take(verdicts, which))
 
     def _located(self, members: Endpoints) -> tuple[list[Location], Positions]:
-        """The distinct locations, and for each member the index of its own."""
+        """The distinct locations, and the index of each member's location."""
         locator = self._locator
         found = [Location() if locator is None else locator.location(endpoint.instance) for endpoint in members]
         distinct = list(dict.fromkeys(found))

@@ -98,7 +98,8 @@ class PredictionErrors:
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {"ttft": [0.0] * 4, "tpot": [0.0] * 4}
-        """By latency: number of predictions, their sum, the sum of measured values, the sum of absolute differences."""
+        """Four numbers per latency: count of predictions, sums of predictions, of measurements and of absolute
+        errors."""
 
     def add(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
         sums = self.sums[kind]
@@ -142,7 +143,7 @@ class PredictedLatencyProducer:
         self._columns = PerMembers(self._laid_out)
         self._current = WorkColumns([], arrays=False)
         self._readers: dict[str, Endpoint] = {}
-        """By request: the endpoint that reads its prompt, if another one writes its answer."""
+        """The endpoint that reads the prompt of a request, if another one writes its answer, by request id."""
         self.errors = PredictionErrors()
         self._busy = 0.0
         self._seen_at = 0.0
@@ -177,7 +178,7 @@ class PredictedLatencyProducer:
         behind = columns.behind(now)
         theirs = candidates.columns[THEIR_TOKENS]
         if any(theirs) if isinstance(theirs, list) else theirs.any():
-            # Requests of other dispatchers are known only as tokens, and take as long as ours.
+            # Requests of other dispatchers are known only as tokens, and take as long as this one's.
             behind = plus(behind, times(linear(theirs, per_token, 0.0), slowness))
         if len(behind):
             idle = behind.count(0.0) if isinstance(behind, list) else len(behind) - np.count_nonzero(behind)

@@ -35,10 +35,10 @@ _HASHED: Key[Hashed] = Key("prefix-hashed")
 _BYTES = (bytes, memoryview)
 _MAX_MODELS = 1_000
 MAX_BLOCK_SIZES = 4
-"""Block sizes that are told apart: a prompt is hashed once for each. Servers of other sizes are matched by the most
-common one."""
+"""Maximum number of distinct block sizes: a prompt is hashed once for each. Servers of other sizes are matched by the
+most common one."""
 _MANY_SERVERS = 64
-"""From this many servers on, a set of bits is added to a column in one step."""
+"""Minimum number of servers for which a set of bits is added to a column in one step."""
 
 
 class Layout(msgspec.Struct):

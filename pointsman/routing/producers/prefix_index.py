@@ -168,11 +168,11 @@ class PrefixIndex:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._recency: dict[int, OrderedDict[int, int]] = {}
-        """By slot: the links that it holds, least recently used first, each with its number of blocks."""
+        """The links that each slot holds, least recently used first, each with its number of blocks."""
         self._left: dict[int, OrderedDict[int, int]] = {}
         """The links of servers that have left, until their entries are dropped."""
         self._held: dict[int, int] = {}
-        """By slot: the total number of blocks."""
+        """The total number of blocks of each slot."""
         self._holders: dict[int, int] = {}
 
     def __len__(self) -> int:

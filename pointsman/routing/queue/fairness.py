@@ -1,6 +1,6 @@
 """Fairness between the flows of a band: which flow is next.
 
-Configuration names a policy; each band gets `Turns` of its own from it. Turns know which flows have waiting requests,
+Configuration names a policy; each band gets its own `Turns` from it. Turns know which flows have waiting requests,
 and the head of each. Every method takes at most O(log n) steps in the number of flows.
 """
 

@@ -141,7 +141,7 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def park(self, item: Queued) -> None:
-        """Let a request that no instance can take for reasons of its own wait outside the order, uncharged."""
+        """Let a request that no instance can take, for reasons in the request, wait outside the order, uncharged."""
         _expect(item, QueueStage.HELD)
         item.band.parked.add(item)
         self._backlog.wait(item)

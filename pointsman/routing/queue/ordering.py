@@ -1,6 +1,6 @@
 """The order inside a flow. A policy gives each request a key once, when it is offered; the queue keeps the order.
 
-A policy whose keys grow with time has `key_at(item, now)` too. The queue asks for it when a request is about to go.
+A policy whose keys grow with time has `key_at(item, now)` too. The queue calls it when a request is about to leave.
 
 All requests of a band have the same policy, so that the heads of its flows can be compared too.
 """

@@ -23,7 +23,7 @@ SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id
 
 
 class AgentIdentity:
-    """Makes each session of an agent a flow of its own, by the headers in which agents name their sessions.
+    """Makes each session of an agent a separate flow, by the headers in which agents name their sessions.
 
     `additional_session_headers` are tried first. A fairness header of the request takes precedence over all of them. A
     session belongs to its user: equal names of different users are different flows.

@@ -101,7 +101,7 @@ class UtilizationDetector:
 
 
 def _current_at(endpoints: Endpoints) -> Column:
-    """Until when measurements are current: those of idle engines are until the next is due."""
+    """When measurements are out of date; those of idle engines are current until the next is due."""
     return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 

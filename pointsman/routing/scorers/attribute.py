@@ -19,7 +19,7 @@ class FixedRange(Parameters, frozen=True):
 
 
 class AdaptiveRange(Parameters, frozen=True):
-    """From the smallest to the largest value among the candidates."""
+    """The range from the smallest to the largest value among the candidates."""
 
 
 class Normalization(Parameters, frozen=True):

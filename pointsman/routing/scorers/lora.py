@@ -22,7 +22,7 @@ class LoraAffinityScorer:
         self._known: PerMembers[Endpoint, dict[str, tuple[int, list[Metrics | None], Column]]] = PerMembers(
             lambda _: {}
         )
-        """By model: the number of the measurement, the metrics of each endpoint, and the scores computed from them."""
+        """The number of the measurement, the metrics of each endpoint, and the scores computed from them, by model."""
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:
         model, known = cycle.request.model_name, self._known.of(candidates)

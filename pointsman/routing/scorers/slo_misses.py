@@ -57,7 +57,7 @@ class SloMissScorer:
     `work_weight` times the time to read the prompt; the time until its first token, times `wait_weight` and, while
     endpoints have little to do, up to `calm_weight` more; `room_weight` times the time for which the endpoint can take
     no others in time; and `context_weight` times the context tokens there relative to the mean. Only requests that were
-    sent and what became of them are used, no measurements.
+    sent and their outcomes are used, no measurements.
     """
 
     bounded = True
@@ -182,7 +182,7 @@ def expected_misses(outlook: LatencyOutlook, work: EngineWork, own: float, behin
     """How many of the answers of an endpoint miss their objective because of a prompt that takes `own` ms to read.
 
     An answer misses it if all prompts that are read while it is written take longer than its slack: a time per token,
-    so that long answers can bear more. `longer` says how likely it is that an answer goes on for long enough.
+    so that long answers can bear more. `longer` gives the probability that an answer is long enough.
     """
     longer = outlook.model.lengths.longer
     step, objective = work.step_ms(), outlook.tpot_slo_ms

@@ -60,7 +60,7 @@ class DecisionOutbox:
     def add(self, commands: Iterable[DispatcherCommand]) -> None:
         """Deliver commands. If a callback raises, the remaining commands are delivered with the next ones."""
         self._undelivered += commands
-        if self._delivering:  # a callback called: the loop that called it goes on with what this made possible
+        if self._delivering:  # called by a callback: the loop that called it continues with what this made possible
             return
         self._delivering = True
         try:
@@ -146,7 +146,7 @@ class ControlPlaneManager:
         if keeps_its_order(self.policy):
             return []
         return [
-            f'policy "{self.policy.name}" has a schedule() or prioritize() of its own: each dispatch passes it '
+            f'policy "{self.policy.name}" has its own schedule() or prioritize(): each dispatch passes it '
             "all waiting requests; subclass Strategy and write order() and rule_for() if many may wait"
         ]
 

@@ -1,8 +1,8 @@
 """Nodes of a pipeline in this process: what a replica does with a call, without the process.
 
 Calls are made as in `pointsman.replica`: async code on a loop of the node's own, plain code in its threads, batches
-collected, at most `max_concurrency` calls at a time. Only what nothing can tell is left out: plain code whose caller
-waits for nothing else runs in the caller's thread.
+collected, at most `max_concurrency` calls at a time. There is one difference, which no code can observe: plain code
+whose caller waits for nothing else runs in the caller's thread.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class LocalCall:
             self.result.set_exception(_of_call(error, self.context.node))
 
     def abandon(self) -> None:
-        """Its result is not needed any more."""
+        """Its result is no longer needed."""
         if self.is_over:
             return
         self._end()

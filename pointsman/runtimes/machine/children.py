@@ -84,7 +84,7 @@ class Child:
         self.end: dict[str, int] | None = None
         """How its leader ended; None while the leader runs."""
         self.gone_by = 0.0
-        """Until when to wait for the rest of its group."""
+        """When to stop waiting for the rest of its group."""
 
 
 class Children:
@@ -289,7 +289,7 @@ class KillTimer:
             self._check(self._library.timer_create(CLOCK, ctypes.byref(event), ctypes.byref(self._timer)))
 
     def set(self, at: float | None) -> None:
-        """At this time of `now`; None: never. Raises `OSError`."""
+        """Kill at this time of `now`; None: never. Raises `OSError`."""
         if at != self._at and self._library is not None:
             seconds = 0.0 if at is None else max(at, 1e-3)
             # struct itimerspec: no interval, then the time, of which zero means never

@@ -1,4 +1,4 @@
-"""Documents as rows, and the code that they had when they came into force.
+"""Documents as rows, and the code that they had when they took effect.
 
 A document names code by file or module, and people keep editing those. So the content of the files is kept beside the
 document: a replica that starts later runs what was deployed, and a rollback brings the code back. Code is kept by what

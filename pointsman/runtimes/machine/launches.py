@@ -1,8 +1,8 @@
 """The engine processes of a plane, on the plane's side: orders become starts, and reports of workers become events.
 
 Enters: orders, and reports of `processes.py`. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what runs
-is in the table before it is started, and so in the store, unless that cannot be written: then it is started all the
-same, because repair matters more.
+is in the table before it is started, and so in the store, unless that cannot be written: then it is started
+anyway, because repair matters more.
 """
 
 import errno
@@ -30,7 +30,7 @@ from pointsman.runtimes.machine.store import SqliteProcesses, StoredProcess
 UNRUNNABLE = frozenset({
     errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.E2BIG
 })  # fmt: skip
-"""Errors of programs that can never run as they are."""
+"""Errors that show that a program can never run in its present form."""
 
 
 class Launches:
@@ -46,7 +46,7 @@ class Launches:
         self._given: dict[str, tuple[ProcessOrder, str]] = {}
         """Orders of this plane with their programs, which know whether another try may succeed."""
         self._astray: dict[str, tuple[str, str]] = {}
-        """By instance: the folder that its worker lacks, and the folder in which it runs instead."""
+        """The folder that an instance's worker lacks, and the folder in which it runs instead, by instance."""
 
     def all(self) -> list[StoredProcess]:
         return list(self._known.values())
@@ -66,7 +66,7 @@ class Launches:
         return [_adopted(process) for process in there.values()]
 
     def prepare(self, order: ProcessOrder, host: str, port: int, worker: str = "") -> ProcessStart | None:
-        """The process that a worker is to start at a port that it chose; None if there is none, which is told."""
+        """The process that a worker is to start at a port that it chose; None if there is none, which is reported."""
         name = order.instance_id
         try:
             launch = order.launch(host, port)

@@ -93,7 +93,7 @@ class NodeMemory:
         return {"POINTSMAN_SHM": str(self._folder), "POINTSMAN_MEMORY": str(self._home)}
 
     def sweep(self) -> None:
-        """Free the files that no request can need any more."""
+        """Free the files that requests no longer need."""
         BufferFiles(self._folder).remove_older_than(MAX_AGE_S)
 
     def close(self) -> None:

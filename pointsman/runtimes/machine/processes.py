@@ -333,7 +333,7 @@ class Processes:
     def _reported(self, report: Report) -> None:
         try:
             self._take_in(report)
-        except Exception as error:  # a bug of ours: connect again, and compare what runs with the table
+        except Exception as error:  # a bug in Pointsman: connect again, and compare what runs with the table
             self._tasks.failed("supervisor reports", error)
             if self.supervisor is not None:
                 self.supervisor.hang_up()

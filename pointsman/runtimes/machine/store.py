@@ -2,7 +2,7 @@
 
 Only the plane that holds the lock of the state directory writes. Documents are stored before they take effect, or
 refused. Everything else is already decided when it is stored: the plane's memory is authoritative, and the file is
-a copy for the next plane. Each change is written at once, in a transaction of its own, so that whenever the plane is
+a copy for the next plane. Each change is written at once, in its own transaction, so that whenever the plane is
 killed the file says what was true a moment before. What cannot be written, because the disk is full or broken, waits in
 memory and is written later, all of it together; no write raises.
 """

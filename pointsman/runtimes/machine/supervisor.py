@@ -1,6 +1,6 @@
 """The parent of all engine processes of a plane. It outlives the plane, and ends them if no other plane connects.
 
-A program of its own, with one thread and no decisions. It runs without other packages, so it and `children.py` use the
+A separate program, with one thread and no decisions. It runs without other packages, so it and `children.py` use the
 standard library alone. Enters: JSON lines over a unix socket, from one plane at a time. Leaves: JSON lines about
 processes. The one rule: no engine outlives the supervisor, and no message from a plane ends the supervisor.
 
@@ -9,7 +9,7 @@ processes. The one rule: no engine outlives the supervisor, and no message from 
     says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why, errno}
             exited{id, pid, code | signal}  confused{why}
 
-Each engine has a process group of its own. Signals go to the whole group; when its leader exits, the rest is killed.
+Each engine has its own process group. Signals go to the whole group; when its leader exits, the rest is killed.
 `born` distinguishes a process from a later one of the same pid. With a lease (a plane on another machine), engines run
 only while it is renewed, regardless of the connection. A process with `outlives_s`, such as a gateway, owns nothing
 that others could own too: it keeps running for this long after the lease.
@@ -88,7 +88,7 @@ class LeasedChildren:
         """None without a lease, or if the kernel refused it: then nothing is started."""
 
     def begin(self) -> None:
-        """From now on, engines run only under a lease."""
+        """Let engines run only under a lease."""
         if self.lease is None:
             self.lease = EngineLease(now())
             self._switch = KillTimer()

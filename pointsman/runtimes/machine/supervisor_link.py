@@ -1,4 +1,4 @@
-"""The plane's end of the connection to its supervisor, and process groups without a supervisor.
+"""The plane's side of the connection to its supervisor, and process groups without a supervisor.
 
 A process is known by pid and start time, so that no process of another program is ever signalled.
 """
@@ -40,7 +40,7 @@ async def clear(instance_id: str, pid: int, started: str) -> bool:
     """Kill what is left of the group of an instance that was started as `pid`. True if nothing is left."""
     waited_s = 0.0
     while waited_s < VANISH_S:
-        with suppress(OSError):  # without file descriptors nothing can be read: what cannot be seen is not gone
+        with suppress(OSError):  # without file descriptors nothing can be read: an unreadable process counts as running
             left = _left(instance_id, pid, started)
             if not left:
                 return True
@@ -62,7 +62,7 @@ def lives(pid: int, started: str) -> bool:
         except ProcessLookupError:
             return False
     if not descriptors_left():
-        return True  # what cannot be seen is not gone
+        return True  # an unreadable process counts as running
     if born(pid) != started:
         return False
     return not Path("/proc/self/stat").exists() or any(one.pid == pid for one in _living([str(pid)]))
@@ -373,7 +373,7 @@ async def _started(state: Path) -> SupervisorLink:
             pass_fds=(listener.fileno(),),
             start_new_session=True,  # Ctrl-C at the terminal is for the plane only
         )
-        link = await _connected(path, SupervisorProcess(child))  # it need not run yet: the socket listens already
+        link = await _connected(path, SupervisorProcess(child))  # it may not run yet, but the socket already listens
     greeting = await link.answer()
     if not isinstance(greeting, Greeting):
         link.process.kill()

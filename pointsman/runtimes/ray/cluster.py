@@ -26,9 +26,10 @@ HEALTH_CHECKS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
-"""For a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See docs/ray.md."""
+"""Settings of a cluster that we start: a killed node is noticed after 1.3 s, a frozen one after 4.4 s. See
+docs/ray.md."""
 PRIORITY = {"RAY_worker_niceness": "0"}
-"""For each node that we start. By default, Ray gives its workers, and so our engines, a niceness of 15."""
+"""Settings of each node that we start. By default, Ray gives its workers, and so our engines, a niceness of 15."""
 LOOPBACK = "127.0.0.1"
 """The address of a cluster that we start."""
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -100,7 +101,7 @@ class RayNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
 
     def worker(self, seen: Worker) -> Worker:
-        """As Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
+        """The worker, as Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
         number = int(self.resources.get("GPU", 0))
         labels = {name: value for name, value in self.labels.items() if name != "ray.io/node-id"}
         cpus = self.resources.get("CPU", 0.0)

@@ -191,7 +191,7 @@ class Keeper:
 
     def _check(self, epoch: int) -> None:
         if epoch != self._kept.epoch:
-            raise PlaneRuns(f"this plane is not that of the cluster any more: epoch {epoch}, now {self._kept.epoch}")
+            raise PlaneRuns(f"this plane is no longer that of the cluster: epoch {epoch}, now {self._kept.epoch}")
 
     async def _keep(self) -> None:
         """Renew leases while the plane is silent."""

@@ -17,7 +17,7 @@ class NodeLease:
     def __init__(self, lease_s: float, stop_grace_s: float) -> None:
         self.lease_s = lease_s
         self.over_at = -math.inf
-        """After this time nothing runs there that was started under this lease."""
+        """When everything that was started there under this lease has ended."""
         self._overtime_s = lease_s + stop_grace_s + MARGIN_S
         self._stamp: float | None = None
         self._heard_at = -math.inf

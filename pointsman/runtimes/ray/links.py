@@ -47,7 +47,7 @@ class Authority:
         """The secret of gateways and replicas."""
         self.problem: Reason | None = None
         self.agents: dict[str, Any] = {}
-        """By worker: the nodes that the keeper keeps if this plane dies."""
+        """The agents that the keeper keeps if this plane dies, by worker."""
         self.outruled = False
         """Whether another plane rules the cluster."""
         self._cluster, self._plane, self._tasks = cluster, plane, tasks
@@ -203,7 +203,7 @@ class NodeLink:
     async def _open(self) -> None:
         node = self.node
         if node is None:
-            raise NoAnswer("Ray does not have it any more")
+            raise NoAnswer("Ray no longer has it")
         agent, epoch = self._cluster.agent(node), self._authority.epoch
         keep = None if self.adopts else tuple(self.instances)
         limit_s = OPEN_S if self.worker is None else ANSWER_S
@@ -227,7 +227,7 @@ class NodeLink:
             self.running, self.instances = opened.running, set(there)
         self.seen(opened.worker)
         for gone in sorted(self.instances - there.keys()):
-            self._report(InstanceEnded(id=gone, why=f"it did not run any more when {self.name} answered again"))
+            self._report(InstanceEnded(id=gone, why=f"it no longer ran when {self.name} answered again"))
         for one in [one for one in opened.running if one.pid is not None and not self.adopts]:
             self._report(InstanceStarted(one.id, one.pid or 0, one.born))  # the report may have been lost
         for instance_id, kill in list(self._stops.items()):

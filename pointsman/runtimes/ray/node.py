@@ -2,7 +2,7 @@
 
 Enters: calls of the plane, each with the plane's epoch. Leaves: reports, which the plane fetches by long polls. The one
 rule: the actor holds nothing that must survive it: engines are children of the supervisor, which runs in a session of
-its own and ends them when the lease is over, whatever becomes of actor and raylet.
+its own and ends them when the lease is over, even if actor and raylet are gone.
 """
 
 import asyncio

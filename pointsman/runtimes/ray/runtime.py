@@ -96,7 +96,7 @@ class ClusterState:
 
 
 class ClusterReplicas:
-    """`ReplicaAccess` of the interface. Nodes tell their replicas the address of the gateway and the shared memory."""
+    """`ReplicaAccess` of the interface. Nodes give their replicas the address of the gateway and the shared memory."""
 
     def __init__(self, authority: Authority, secret: str) -> None:
         self._authority = authority
@@ -157,7 +157,7 @@ class NodeGpus:
         """Usage by worker."""
         self._clock = clock
         self._asked_at: dict[str, float] = {}
-        """By deployment: when its policy last asked for the usage."""
+        """When the policy of each deployment last asked for the usage."""
 
     async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
         """Let nodes measure with each poll, as long as this is called; the next call of a policy has the values."""

@@ -95,7 +95,7 @@ class SimulatedEngine:
         """How the pace's time passes; None: like the clock."""
         self._metrics = Metrics()
         self._known_until = -inf
-        """Until then its metrics stay the same, unless a request comes or goes."""
+        """When its metrics change next, unless a request arrives or ends earlier."""
 
     def metrics(self, now: float) -> Metrics:
         """The metrics at this time of the clock. The same object as before if nothing has changed."""

@@ -20,7 +20,7 @@ LINK_S = 0.001
 
 
 class SimulatedGateway:
-    """A gateway with dispatchers of its own."""
+    """A gateway with its own dispatchers."""
 
     def __init__(
         self,

@@ -189,7 +189,7 @@ class SimulatedProcesses:
         holds_probes: bool = False,
     ) -> None:
         """`start_up_s`: from launch to the first completion. `stop_s`: from SIGTERM to the end; SIGKILL takes no time.
-        `fails` is called at each launch. `ended` is called with the instance of a process before its end is told.
+        `fails` is called at each launch. `ended` is called with the instance of a process before its end is reported.
         `holds_probes`: see `SimulatedHealth`."""
         self._clock, self._tell = clock, tell
         self._start_up_s, self._stop_s = start_up_s, stop_s

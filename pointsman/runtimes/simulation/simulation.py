@@ -68,7 +68,7 @@ class Simulation:
         **runtime: Any,
     ) -> None:
         """`pace` returns the pace of a process's engine (default `pace_of_engine`). `settings` include the seed.
-        `gateways`: if several, each has dispatchers of its own. `listener` is called with what would be in the log,
+        `gateways`: if several, each has its own dispatchers. `listener` is called with what would be in the log,
         which then stays empty. `transfer`: the transfer of KV between engines that prefill and those that decode.
         `runtime`: see `SimulatedRuntime`."""
         self.clock = VirtualClock()

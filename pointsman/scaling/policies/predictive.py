@@ -41,7 +41,7 @@ class Shape(msgspec.Struct, frozen=True):
     season: float = 0.0
     """Share of the change at this time of other days or weeks that is added."""
     before_s: float = 0.0
-    """At least the rate of this long before; 0: not used."""
+    """The forecast is at least the rate of this long before; 0: not used."""
 
     def __str__(self) -> str:
         parts = [f"{self.memory:.0%} of the maximum in {self.memory_bins} bins"] if self.memory else []
@@ -237,7 +237,7 @@ class Predictive:
         )
 
     def _needed_now(self, view: DeploymentView) -> int:
-        """Replicas for the requests that are here, where arrivals are too few to tell the rate of now."""
+        """Replicas for the requests that are here, where arrivals are too few to estimate the present rate."""
         per_replica = self.ongoing_per_replica or view.max_concurrency
         return _count(view.load, per_replica) if per_replica and has_few_arrivals(view) else 0
 

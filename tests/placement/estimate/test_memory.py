@@ -45,7 +45,7 @@ def test_what_is_unknown_is_named(llama: Path) -> None:
         estimate(llama, context=4096, kv_dtype="fp9")
     with pytest.raises(UnknownName, match='unknown engine "vlm"; did you mean "vllm"'):
         estimate(llama, context=4096, engine="vlm")
-    with pytest.raises(PointsmanError, match="context must be from 1 on, found 0"):
+    with pytest.raises(PointsmanError, match="context must be at least 1, found 0"):
         estimate(llama, context=0)
     with pytest.raises(PointsmanError, match="cannot be divided among 3 GPUs by vllm; sizes: 1, 2, 4"):
         estimate(llama, context=512).parts(tp=3)

@@ -241,8 +241,8 @@ def test_a_folder_that_is_not_on_this_machine_is_a_problem(state: Path, tmp_path
             await scene.until(lambda: scene.ready() == {"m-1"} and scene.instances()["c-1"]["final"], "both were tried")
             problems = [one["text"] for one in scene.plane.status()["problems"] if one["code"] == "no-folder"]
             assert [one.startswith(f"there is no folder {gone}") for one in problems] == [True]
-            assert f"run in {state}: relative paths lead there" in problems[0]
-            assert f"looked for from {state}, as there is no {gone}" in scene.instances()["c-1"]["reason"]
+            assert f"run in {state}: relative paths resolve there" in problems[0]
+            assert f"searched from {state}, as there is no {gone}" in scene.instances()["c-1"]["reason"]
         async with running(state, manifest(simulated(), folder=tmp_path)) as scene:
             await scene.until_ready("m-1")
             assert scene.plane.status()["problems"] == []

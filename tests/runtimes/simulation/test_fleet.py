@@ -226,7 +226,7 @@ def test_a_start_up_that_takes_too_long() -> None:
 
 
 def test_an_instance_that_is_no_longer_wanted_at_the_same_moment() -> None:
-    """What is not wanted any more before its process is there is ended as soon as it is."""
+    """What is no longer wanted before its process is there is ended as soon as it is."""
     book = Book()
     fleet = SimulatedFleet([worker(0)], fails=book.launch, watch=book.note)
     fleet.apply(wish(deployment("m", 1)))

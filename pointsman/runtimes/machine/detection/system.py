@@ -98,7 +98,7 @@ def with_topology(gpus: Sequence[tuple[Gpu, str]], sys: Path) -> list[Gpu]:
 
 
 def pci_address(address: str) -> str:
-    """As Linux writes it, 0000:3b:00.0; NVML writes 00000000:3B:00.0."""
+    """The form that Linux uses, 0000:3b:00.0; NVML writes 00000000:3B:00.0."""
     domain, _, rest = address.lower().partition(":")
     try:
         return f"{int(domain, 16):04x}:{rest}"
