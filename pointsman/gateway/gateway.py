@@ -12,7 +12,7 @@ from pointsman.errors import listed, nearest, shown
 from pointsman.gateway.admission import Admission, NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.known_bodies import LONG_BYTES, KnownBodies
-from pointsman.gateway.long_bodies import LongBodies
+from pointsman.gateway.long_bodies import MESSAGES_JSON, MODEL_JSON, JsonLimits, LongBodies
 from pointsman.gateway.messages import COUNT_TOKENS, MESSAGES
 from pointsman.gateway.metrics import GatewayMetrics, tenant_metrics
 from pointsman.gateway.model_request import ModelRequest
@@ -67,8 +67,8 @@ class GatewayPage(NamedTuple):
     """Returns the sender's tenant, or None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
     methods: Sequence[bytes] = ()
     """The permitted methods; empty: the page checks them itself."""
-    reads_json: Callable[[HttpRequest], bool] | None = None
-    """Whether the body of a request is parsed as JSON; None: never."""
+    json_limits: Callable[[HttpRequest], JsonLimits | None] | None = None
+    """What the body of a request may consist of; None: it is not parsed as JSON."""
 
 
 def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
@@ -254,7 +254,7 @@ class Gateway:
         self.draining = False
         """No new requests are accepted; those in flight are finished."""
         self.pages = Pages(settings)
-        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _reads_json))
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _json_limits))
         self._arrivals = ArrivalBatch(self.upstream)
         self.bodies = KnownBodies()
         self.long_bodies = LongBodies(loop)
@@ -278,7 +278,7 @@ class Gateway:
         self.traffic.prefix_index_bytes = settings.max_prefix_index_bytes
         self.admission.configure(settings)
         self.pages.hosts = HostCheck(settings)
-        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _reads_json))
+        self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _json_limits))
         self.history.configure(settings.max_record_bytes)
 
     # Connections
@@ -311,7 +311,8 @@ class Gateway:
         except NotAdmitted as error:
             self.history.turn_away(client, request, error)
         else:
-            if len(request.body) < LONG_BYTES or page.reads_json is None or not page.reads_json(request):
+            limits = None if len(request.body) < LONG_BYTES or page.json_limits is None else page.json_limits(request)
+            if limits is None:
                 page.serve(client, request, tenant)
             else:
 
@@ -322,7 +323,7 @@ class Gateway:
                     else:
                         page.serve(client, request, tenant)
 
-                self.long_bodies.add(client, request.body, serve)
+                self.long_bodies.add(client, request.body, limits, serve)
 
     def infer(
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
@@ -452,8 +453,12 @@ class ArrivalBatch:
             return ()
 
 
-def _reads_json(http: HttpRequest) -> bool:
-    return http.path in INFERENCE or boundary_of(http.headers.get(b"content-type", b"")) is None
+def _json_limits(http: HttpRequest) -> JsonLimits | None:
+    if http.path in INFERENCE:
+        return MODEL_JSON
+    if boundary_of(http.headers.get(b"content-type", b"")) is not None:
+        return None
+    return MESSAGES_JSON if http.path in (MESSAGES, COUNT_TOKENS) else MODEL_JSON
 
 
 def _api_of(http: HttpRequest, traffic: Traffic) -> OtherApi:

@@ -34,8 +34,40 @@ class JsonCounts(NamedTuple):
     """Spaces, tabs and line ends."""
 
 
-MAX_JSON = JsonCounts(containers=250_000, values=1_000_000, names=250_000, blanks=4 * 1024 * 1024)
-"""Of a body above `LARGE_BYTES`; a shorter one cannot have enough to matter. Each takes about 5 ms to parse."""
+class JsonLimits(NamedTuple):
+    """What a JSON body may consist of."""
+
+    most: JsonCounts
+    what: str
+    """The body, and what to do."""
+    counted_bytes: int = 0
+    """A shorter body is not counted."""
+
+    def problem(self, counts: JsonCounts) -> str:
+        """What there is too much of; empty if nothing."""
+        for name, found, most in zip(JsonCounts._fields, counts, self.most, strict=True):
+            if found > most:
+                return f"the body has more than {most:,} {_WORDS[name]}; {self.what}"
+        return ""
+
+
+_BLANKS = 4 * 1024 * 1024
+MODEL_JSON = JsonLimits(
+    JsonCounts(containers=250_000, values=1_000_000, names=250_000, blanks=_BLANKS),
+    "a body above 1 MiB may not",
+    LARGE_BYTES,
+)
+"""Of requests to models, which are split into fields that stay as they are: each takes about 5 ms to skip."""
+MESSAGES_JSON = JsonLimits(
+    JsonCounts(containers=15_000, values=100_000, names=50_000, blanks=_BLANKS), "a request for a message may not"
+)
+"""Of requests that may have to be translated: every value is made, and written again."""
+INPUT_JSON = JsonLimits(
+    JsonCounts(containers=20_000, values=300_000, names=50_000, blanks=_BLANKS),
+    "send numbers as an array, or give the application an ingress",
+)
+"""Of inputs whose parts go to several nodes: every value is made, checked and written again. A list of 300,000 numbers
+takes about 15 ms, as do 20,000 mappings."""
 
 
 class JsonCounter:
@@ -58,13 +90,6 @@ class JsonCounter:
             self._count(piece)
         return self._at >= len(self._body)
 
-    def problem(self) -> str:
-        """What there is too much of; empty if nothing."""
-        for name, found, most in zip(JsonCounts._fields, self.counts, MAX_JSON, strict=True):
-            if found > most:
-                return f"the body has more than {most:,} {_WORDS[name]}; a body above 1 MiB may not"
-        return ""
-
     def _count(self, piece: bytes) -> None:
         if b"\\" in piece:
             piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
@@ -81,6 +106,14 @@ class JsonCounter:
         )
 
 
+async def count_json(body: Bytes, limits: JsonLimits) -> str:
+    """Count what a body consists of, a piece per turn of the loop. Returns what is wrong with it; empty if nothing."""
+    counter = JsonCounter(body)
+    while not counter.step() and not limits.problem(counter.counts):
+        await asyncio.sleep(0)
+    return limits.problem(counter.counts)
+
+
 _WORDS = {
     "containers": "lists and mappings",
     "values": "values",
@@ -92,10 +125,13 @@ _WORDS = {
 class LongBody(PendingAnswer):
     """A request with a long body that waits to be parsed."""
 
-    def __init__(self, client: GatewayConnection, body: Bytes, serve: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: GatewayConnection, body: Bytes, limits: JsonLimits, serve: Callable[[str], None]
+    ) -> None:
         super().__init__(client)
+        self._limits = limits
         self._serve = serve
-        self._counter = JsonCounter(body) if len(body) >= LARGE_BYTES else None
+        self._counter = JsonCounter(body) if len(body) >= limits.counted_bytes else None
 
     def step(self) -> bool:
         """Go on with it. Returns whether it is done."""
@@ -104,7 +140,7 @@ class LongBody(PendingAnswer):
             return True
         problem = ""
         if self._counter is not None:
-            is_counted, problem = self._counter.step(), self._counter.problem()
+            is_counted, problem = self._counter.step(), self._limits.problem(self._counter.counts)
             if not is_counted and not problem:
                 return False
             if not problem:
@@ -127,10 +163,10 @@ class LongBodies:
         """Requests that wait."""
         return len(self._waiting)
 
-    def add(self, client: GatewayConnection, body: Bytes, serve: Callable[[str], None]) -> None:
+    def add(self, client: GatewayConnection, body: Bytes, limits: JsonLimits, serve: Callable[[str], None]) -> None:
         """Serve a request now, or in a later turn. `serve` is called with what is wrong with the body, empty if
         nothing, unless its client disconnects before."""
-        client.serving = one = LongBody(client, body, serve)
+        client.serving = one = LongBody(client, body, limits, serve)
         self._waiting.append(one)
         if not self._is_scheduled:
             self._take_steps()

@@ -347,9 +347,9 @@ _decode_file = Decoder(StoredFile).decode
 
 # Values of clients: how many there are is checked before any is made
 
-MAX_CONTAINERS, MAX_BINARY_CONTAINERS, MAX_VALUES = 100_000, 30_000, 2_000_000
-"""Lists and mappings in one body of a client, as JSON or in binary, where they are counted one by one; and all values
-in it. An empty list takes one byte of a body and 64 of memory; many numbers belong into an array."""
+MAX_CONTAINERS, MAX_VALUES = 30_000, 2_000_000
+"""Lists and mappings in the arguments of a client, and all values in them. An empty list takes one byte of a body and
+64 of memory; many numbers belong into an array."""
 MAX_LONG_STRINGS = 100_000
 """Maximum strings of 32 bytes and more, and byte strings, in binary: they are counted one by one, too."""
 UNCHECKED_BYTES = 64 * 1024
@@ -365,8 +365,6 @@ _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC7: 1, 
 """Type codes of byte strings, longer strings and extensions, which are skipped."""
 _COUNT_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 """Type codes of lists and mappings with more than 15 values."""
-_STRINGS = re.compile(rb'"[^"]*+"')
-_PIECE = 1 << 20
 
 
 def check_counts(blob: Bytes) -> None:
@@ -380,7 +378,7 @@ def check_counts(blob: Bytes) -> None:
             at = run.end()
             continue
         code, long = data[at], long + 1
-        if long > MAX_LONG_STRINGS + MAX_BINARY_CONTAINERS:
+        if long > MAX_LONG_STRINGS + MAX_CONTAINERS:
             raise UnreadableBlob(f"there are more than {MAX_LONG_STRINGS} long strings; send them as JSON")
         if code in _LENGTH_BYTES:
             start = at + 1 + _LENGTH_BYTES[code]
@@ -391,33 +389,11 @@ def check_counts(blob: Bytes) -> None:
             start = at + 1 + _COUNT_BYTES.get(code, 0)
             values += int.from_bytes(data[at + 1 : start], "big") if start > at + 1 else code & 0x0F
             containers, at = containers + 1, start
-            _check(containers, values, MAX_BINARY_CONTAINERS)
+            _check(containers, values)
 
 
-def check_counts_of_json(body: Bytes) -> None:
-    """The same check for JSON."""
-    if len(body) <= UNCHECKED_BYTES:
-        return
-    data = bytes(body)
-    if data.count(b"[") + data.count(b"{") <= MAX_CONTAINERS and data.count(b",") <= MAX_VALUES:
-        return
-    # Strings may have brackets and commas of their own: count again without them, piece by piece to save memory.
-    data = data.replace(rb"\\", b"").replace(rb"\"", b"")
-    _check(0, data.count(b'"') // 4)  # a name and a value
-    at = containers = values = 0
-    while at < len(data):
-        _check(containers, values)
-        end = at + _PIECE
-        if data.count(b'"', at, end) % 2:
-            end = data.find(b'"', end) + 1 or len(data)
-        piece = _STRINGS.sub(b"", data[at:end])
-        containers, values = containers + piece.count(b"[") + piece.count(b"{"), values + piece.count(b",")
-        at = end
-    _check(containers, values)
-
-
-def _check(containers: int, values: int, most: int = MAX_CONTAINERS) -> None:
-    if containers > most or values > MAX_VALUES:
+def _check(containers: int, values: int) -> None:
+    if containers > MAX_CONTAINERS or values > MAX_VALUES:
         raise UnreadableBlob(
-            f"there are more than {most} lists and mappings, or {MAX_VALUES} values; send numbers as an array"
+            f"there are more than {MAX_CONTAINERS} lists and mappings, or {MAX_VALUES} values; send numbers as an array"
         )

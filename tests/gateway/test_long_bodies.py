@@ -78,6 +78,15 @@ def test_bodies_of_too_many_parts_are_refused(bed: Bed, what: str, path: bytes) 
     assert bed.gateway.buffered.held == 0
 
 
+@pytest.mark.parametrize("where", ["x", "tools", "messages"])
+def test_requests_for_messages_may_consist_of_less(bed: Bed, where: str) -> None:
+    """Each of their values is made and written again, so a body below 1 MiB is counted, too."""
+    body = b'{"model":"m","%b":[%b]}' % (where.encode(), b",".join([b'{"a":{}}'] * 20_000))
+    refused = bed.fetch(post(body, b"/v1/messages"))
+    assert (refused.status, refused.json()["error"]["type"]) == (413, "request_too_large")
+    assert b"more than 15,000 lists and mappings" in refused.body
+
+
 @pytest.mark.parametrize(
     "content", [b"x" * 20_000_000, b"[{,:]} " * 3_000_000, rb"\"\\" * 4_000_000], ids=["x", "brackets", "escapes"]
 )

@@ -28,7 +28,9 @@ from tests.live.manifests import manifest, simulated
 from tests.live.siege import KEY, KEYS, MIB, Siege, exchange, memory, statuses
 from tests.live.test_gateway_processes import are_connected
 
-CHAT = "/v1/chat/completions"
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+UNUSED = b'{"model":"m","max_tokens":1,"messages":[],"x":['
+"""The start of a request for a message."""
 WITH_KEY = f"authorization: Bearer {KEY}"
 BIG = 31 * MIB
 """Below the default limit of a body."""
@@ -299,13 +301,21 @@ def pages(path: str, count: int) -> Callable[[Siege], bytes]:
 
 
 NEARLY_LARGE = 900_000
-"""Such bodies are parsed without being counted."""
+"""Such bodies are parsed without being counted, unless they may have to be translated."""
 HUNDREDS: Mapping[str, tuple[Callable[[Siege], bytes], int]] = {
     "20 pipelined GET /metrics": (pages("/metrics", 20), 200),
     "20 pipelined GET /v1/models/unknown": (pages("/v1/models/nn", 20), 404),
     "900 kB of numbers": (lambda siege: siege.post(CHAT, filled(b"1", NEARLY_LARGE), WITH_KEY), 400),
     "900 kB of mappings": (lambda siege: siege.post(CHAT, filled(b'{"a":{}}', NEARLY_LARGE), WITH_KEY), 400),
     "2 MB of mappings": (lambda siege: siege.post(CHAT, filled(b'{"a":{}}', 2 * MIB), WITH_KEY), 413),
+    "900 kB of mappings beside messages": (
+        lambda siege: siege.post(MESSAGES, filled(b'{"a":{}}', NEARLY_LARGE, UNUSED), WITH_KEY),
+        413,
+    ),
+    "900 kB of tools": (
+        lambda siege: siege.post(MESSAGES, filled(b"{}", NEARLY_LARGE, UNUSED.replace(b'"x"', b'"tools"')), WITH_KEY),
+        413,
+    ),
     "a session of 1 MB": (lambda siege: siege.post(CHAT, chat(pointsman={"session": "x" * MIB}), WITH_KEY), 400),
     "2 MB without a key": (lambda siege: siege.post(CHAT, bytes(2 * MIB)), 401),
 }
@@ -360,6 +370,29 @@ def test_arguments_in_binary_that_cannot_be_read_are_refused(plane: LivePlane, a
         answers = [siege.send(request) for _ in range(10)]
     assert {tuple(statuses(answer)) for answer in answers} == {(400,)}
     siege.check(grown_mib=64)
+
+
+NUMBER = b"1.2345678901234567"
+INPUTS: Mapping[str, tuple[bytes, int, int]] = {
+    "98,000 lists": (b"[]", 49_000, 413),
+    "98,000 mappings": (b'{"a":1}', 49_000, 413),
+    "980,000 numbers": (NUMBER, 490_000, 413),
+    "19,600 mappings": (b'{"a":1}', 9_800, 500),
+    "290,000 numbers": (NUMBER, 145_000, 500),
+}
+"""Elements, how many of them are in each of two lists, and how they are answered. What is read is nothing that the
+nodes of this application can use."""
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_many_values_as_the_input_of_an_application(plane: LivePlane, application: str, name: str) -> None:
+    element, count, status = INPUTS[name]
+    part = b"[%b]" % b",".join([element] * count)
+    with Siege(plane, f"10 x {name} as an input").laid() as siege, ThreadPoolExecutor(10) as pool:
+        request = siege.post(application, b"[%b,%b,1]" % (part, part), WITH_KEY)
+        answers = list(pool.map(lambda one: siege.send(one, 60.0), [request] * 10))
+    assert {tuple(statuses(answer)) for answer in answers} == {(status,)}
+    siege.check(grown_mib=10 * 2 * len(request) / MIB + 64)
 
 
 # Engines

@@ -22,6 +22,7 @@ from pointsman.errors import did_you_mean, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.gateway import Gateway
 from pointsman.gateway.grpc.response_sink import Context, GrpcSink, NotAnswered, refuse
+from pointsman.gateway.long_bodies import INPUT_JSON, count_json
 from pointsman.gateway.openai import BadRequest
 from pointsman.gateway.pipelines.applications import Applications, refused
 from pointsman.gateway.pipelines.prepared import PreparedApplication
@@ -253,6 +254,8 @@ class PredictService:
             call.request_id = admitted.request_id
             application = self._application(name)
             http.body = _input(message)
+            if not application.ingress and (problem := await count_json(http.body, INPUT_JSON)):
+                raise NotAdmitted(413, problem, "body_too_complex")
             applications.begin(application, _within(admitted, context.time_remaining()), call.sink, http)
         except (NotAdmitted, BadRequest, BadInput) as error:
             if given is not None:

@@ -12,6 +12,7 @@ from pointsman.errors import PointsmanError, did_you_mean, shown
 from pointsman.gateway.admission import NotAdmitted
 from pointsman.gateway.connection import GatewayConnection
 from pointsman.gateway.gateway import READ, WRITE, GatewayPage
+from pointsman.gateway.long_bodies import INPUT_JSON, JsonLimits
 from pointsman.gateway.openai import BadRequest, Extension, settings_in_headers
 from pointsman.gateway.pipelines.prepared import PreparedApplication, PreparedCall
 from pointsman.gateway.pipelines.records import PipelineRecord, PipelineRecords, exporting
@@ -232,10 +233,10 @@ class Applications:
                 body = _field_error(error) if isinstance(error, BadInput) else None
                 self._gateway.history.turn_away(client, http, refused(error), tenant, application.name, body=body)
 
-        def reads_json(http: HttpRequest) -> bool:
-            return not application.ingress and not has_arguments(http)
+        def json_limits(http: HttpRequest) -> JsonLimits | None:
+            return None if application.ingress or has_arguments(http) else INPUT_JSON
 
-        return GatewayPage(page, self._gateway.admission.tenant_of, WRITE, reads_json)
+        return GatewayPage(page, self._gateway.admission.tenant_of, WRITE, json_limits)
 
     def admitted(self, name: str, http: HttpRequest, tenant: Tenant | None) -> RequestContext:
         """The origin of the request, and its deadline. Raises `NotAdmitted`."""

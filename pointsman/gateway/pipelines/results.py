@@ -27,7 +27,6 @@ from pointsman.wire import (
     UnreadableBlob,
     Unsendable,
     check_counts,
-    check_counts_of_json,
     composed,
     decode_plain,
     encode_plain,
@@ -151,12 +150,9 @@ def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes
 
 def _json(body: bytes | memoryview) -> Any:
     try:
-        check_counts_of_json(body)
         return msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {shown(str(error))}") from None
-    except UnreadableBlob as error:
-        raise BadRequest(str(error)) from None
 
 
 def has_arguments(http: HttpRequest) -> bool:

@@ -19,7 +19,7 @@ from pointsman.gateway.pages import add_pages
 from pointsman.wire import encode_plain
 from tests.gateway.grpc.grpc_bed import GrpcBed, refusal, running_grpc_bed
 from tests.gateway.wire import HEALTH, Client, Message, post
-from tests.wire.test_malformed import GOOD, TOKENS, TOO_MANY, TOO_MUCH_JSON, array
+from tests.wire.test_malformed import GOOD, TOKENS, TOO_MANY, array
 
 ARGUMENTS = ["content-type: application/x-pointsman-arguments"]
 JSON = ["content-type: application/json"]
@@ -99,13 +99,45 @@ def test_arrays_that_cannot_be_read(client: Client, dtype: str, shape: list[int]
     "body",
     [
         b"{", b"[" * 100_000, b'{"a":' * 100_000, b"NaN", b"Infinity", b"1e400", b"9" * 5000, b"9" * 1_000_000, b"\xff",
-        b'"\\ud800"', b'"\xff"', b"[1,]", b"1 2", b"\0", b"'a'", b"[" * 30 + b"1" + b"]" * 90, *TOO_MUCH_JSON.values(),
+        b'"\\ud800"', b'"\xff"', b"[1,]", b"1 2", b"\0", b"'a'", b"[" * 30 + b"1" + b"]" * 90,
     ],
     ids=lambda body: repr(bytes(body[:20])),
 )  # fmt: skip
 def test_json_that_cannot_be_read(client: Client, body: bytes) -> None:
     refused(client.fetch(post(body, b"/echo", JSON)))
     assert client.stays_open()
+
+
+TOO_MUCH_JSON: dict[str, bytes] = {
+    "lists": b"[" + b"[]," * 20_000 + b"[]]",
+    "mappings": b"[" + b"{}," * 100_000 + b"{}]",
+    "numbers": b"[" + b"1," * 2_000_000 + b"1]",
+    "strings": b"[" + b'"ab",' * 400_000 + b"1]",
+    "fields": b"{%b}" % b",".join(b'"%d":1' % number for number in range(60_000)),
+    "open lists": b"[" * 1_000_000,
+}
+ENOUGH_JSON: dict[str, Any] = {
+    "100,000 numbers": [number / 7 for number in range(100_000)],
+    "256 embeddings": [[number / 7 for number in range(1024)]] * 256,
+    "rows": [{"id": number, "name": "a, [b] {c}"} for number in range(10_000)],
+    "text": "a, [b] {c} " * 200_000,
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH_JSON)
+def test_json_of_too_many_parts_is_refused(bed: GrpcBed, client: Client, what: str) -> None:
+    body = TOO_MUCH_JSON[what]
+    got = client.fetch(post(body, b"/echo", JSON))
+    assert (got.status, got.json()["error"]["code"]) == (413, "body_too_complex"), got.body[:500]
+    assert b"the body has more than " in got.body
+    error = refusal(lambda: bed.one(PredictRequest(application="echo", json=body.decode()), timeout=60))
+    assert (error.code, "the body has more than " in error.why) == ("INVALID_ARGUMENT", True)
+
+
+@pytest.mark.parametrize("what", ENOUGH_JSON)
+def test_long_json_of_ordinary_shape_is_served(bed: GrpcBed, client: Client, what: str) -> None:
+    value = ENOUGH_JSON[what]
+    assert client.fetch(post(msgspec.json.encode(value), b"/echo", JSON)).json() == value
 
 
 def test_json_with_a_name_twice_has_its_last_value(client: Client) -> None:
