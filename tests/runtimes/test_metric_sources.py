@@ -135,7 +135,7 @@ def test_an_invalid_address_is_reported_and_others_are_read(url: str) -> None:
             gatherer.queries = (MetricQuery("bad", url, "up"), MetricQuery("load", f"{good}/prefix", "up"))
             await gatherer.once()
             [problem] = gatherer.problems("d")
-            assert str(problem).startswith(f'"d": metric "bad" cannot be read from {url}: this is no address: ')
+            assert str(problem).startswith(f'"d": metric "bad" cannot be read from {url}: this is not an address: ')
 
     run(story())
     assert told == [("load", 3.5)]

@@ -45,7 +45,7 @@ def test_the_order_of_rows_and_columns_does_not_matter() -> None:
             "no column of rates, in requests per second; call it rps or .*; the header has t_s, requests",
         ),
         ("t_s,rps\n", "there is nothing below the header"),
-        ("t_s,rps\n0,1\n", "load has one row; it takes two"),
+        ("t_s,rps\n0,1\n", "load has one row; at least two are needed"),
         ("t_s,rps\n0,1\n600,many", 'line 3: "many" is not a rate'),
         ("t_s,rps\n0,1\n600,-1", 'line 3: "-1" is not a rate'),
         ("t_s,rps\n0,1\n600,nan", 'line 3: "nan" is not a rate'),
