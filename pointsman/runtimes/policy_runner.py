@@ -88,10 +88,11 @@ class Watchdog:
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
         began = time.perf_counter()
-        self._deadline, self.inside = began + limit_s, True
-        if not self._armed:
-            self._arm(limit_s)
         try:
+            self._deadline = began + limit_s
+            if not self._armed:
+                self._arm(limit_s)
+            self.inside = True
             answer = method(*about)
             if type(answer) is GeneratorType:
                 answer = list(answer)
@@ -123,6 +124,6 @@ class Watchdog:
             return
         left_s = deadline - time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, max(left_s, AGAIN_S))
-        # In our own frame the code has not begun or has ended: only its own frames are interrupted.
-        if left_s <= 0 and frame is not None and frame.f_code is not Watchdog.call.__code__:
+        # In the frame of `call` the code has not begun or has ended: only its own frames are interrupted.
+        if self.inside and left_s <= 0 and frame is not None and frame.f_code is not Watchdog.call.__code__:
             raise Stalled

@@ -150,6 +150,22 @@ def test_no_exception_is_raised_outside_the_code_whenever_the_signal_comes(watch
     assert ended + stalled > 50
 
 
+def test_a_signal_that_comes_before_the_code_begins_interrupts_nothing(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that stands still while the timer is set."""
+
+    def set_and_stand_still(which: int, seconds: float) -> None:
+        monkeypatch.undo()
+        time.sleep(2 * seconds)
+        signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(signal, "setitimer", set_and_stand_still)
+    answer, _ = watchdog.call(0.001, lambda: 3, ())
+    assert answer == 3
+    assert not watchdog.inside
+
+
 def _busy(until: float) -> None:
     while time.perf_counter() < until:
         pass
