@@ -415,7 +415,7 @@ def test_a_client_that_does_not_read_pauses_only_its_own_generator(
 ) -> None:
     with pm.InputNode() as given:
         dag = nodes.Endless.bind().chunks.bind(given)
-    path, progress = deploy("endless", dag), tmp_path / "progress"
+    path, other, progress = deploy("endless", dag), deploy("diamond", nodes.diamond()), tmp_path / "progress"
     address = urlsplit(plane.url)
     body = json.dumps(str(progress)).encode()
     with socket.create_connection((address.hostname, address.port)) as unread:
@@ -431,6 +431,6 @@ def test_a_client_that_does_not_read_pauses_only_its_own_generator(
 
         plane.until(is_paused, "back-pressure")
         assert int(seen[-1]) < 64 << 20, "the plane must not buffer the stream"
-        assert client.post("/diamond", json=[1, 2, 3]).json() == 8
+        assert client.post(other, json=[1, 2, 3]).json() == 8
         assert len(unread.recv(65536)) > 0
     plane.until(lambda: progress.read_text() == "stopped", "the generator closed after the disconnect")
