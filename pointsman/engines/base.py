@@ -1,4 +1,4 @@
-"""What Pointsman must know about each kind of model server: how to start it, probe it and read its metrics.
+"""What Pointsman needs for each kind of model server: how to start it, probe it and read its metrics.
 
 An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it returns
 commands and requests, and parses text; a runtime does the rest.

@@ -134,7 +134,7 @@ def _program(argv: Sequence[str]) -> str:
 
 
 def _vllm(argv: Sequence[str]) -> Engine:
-    """Its model is the word after `serve`, or an option."""
+    """The adapter of a vLLM command. Its model is the word after `serve`, or an option."""
     serve = list(argv).index("serve") + 1 if "serve" in argv else len(argv)
     first = argv[serve] if serve < len(argv) and not argv[serve].startswith("-") else ""
     return Vllm(Options(argv, Vllm.short_options).text("model") or first, args=argv)

@@ -1,4 +1,5 @@
-"""The options of a server's command line, in any spelling that servers accept, and what they say of its placement."""
+"""The options of a server's command line, in any spelling that servers accept, and what they say about its
+placement."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

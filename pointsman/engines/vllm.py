@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of vLLM that placement must know, from a parameter or an option."""
+    """The settings of vLLM that placement needs, from a parameter or an option."""
 
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None

@@ -46,7 +46,7 @@ from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
 HARMLESS = (("POST", "plan"), ("POST", "recording"))
-"""Methods that change nothing."""
+"""Requests that change nothing: the method, and the last part of the path."""
 MAX_OVERRIDE_S = 366 * 86400.0
 """Longest time limit of a scaling override."""
 MAX_AUTHOR = 100
@@ -55,7 +55,7 @@ AUTHOR = b"x-pointsman-author"
 """The header in which operators name themselves."""
 UNNAMED = "the admin API"
 ON_THIS_MACHINE = "this machine"
-"""The names of operators that do not name themselves: with the admin key, and on the local listener."""
+"""Names for operators who do not name themselves: those with the admin key, and those on the local listener."""
 
 
 Handler: TypeAlias = Callable[[AdminCall], Coroutine[Any, Any, Any]]
@@ -289,7 +289,7 @@ class Admin:
         return None
 
     async def _answer(self, running: PendingAnswer, work: Awaitable[Any], method: str, call: AdminCall) -> None:
-        """Every attempted change shows in the next status and among the events."""
+        """Answer a request. Every attempted change shows in the next status and among the events."""
         try:
             answer = await self._named(work)
             status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)

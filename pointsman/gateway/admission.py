@@ -119,7 +119,7 @@ class Admission:
         """Returns the tenants with these limits: from the usage book, or from this gateway's grants."""
         self.configure(settings)
         self.names_in_flight: Container[str] = ()
-        """Ids of pipeline requests, which send only their steps."""
+        """Ids of pipeline requests in flight; `_in_flight` has only their steps."""
         self._limited = limited
         """Requests beyond the limits of their tenant, by tenant."""
         self._in_flight = in_flight
@@ -131,8 +131,8 @@ class Admission:
         self._pages_are_public = _are_public(settings)
 
     def page_reader(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
-        """The tenant that reads a page about the gateway; None if it needs no key, has that of the admin API, or is
-        on the local listener. Raises `NotAdmitted`."""
+        """The tenant that requests a page about the gateway; None if the page is public, or if the request has the
+        admin key or came over the local listener. Raises `NotAdmitted`."""
         if self._pages_are_public or self.keys.opens_admin(http) or (client is not None and client.is_local):
             return None
         return self.tenant_of(http, client)

@@ -18,16 +18,16 @@ class GatewayConnection(ServerConnection):
     def __init__(self, owner: ConnectionOwner, *, is_local: bool = False, is_replica: bool = False) -> None:
         super().__init__(owner)
         self.is_replica = is_replica
-        """Whether it came to the address for replicas, where every call needs their secret."""
+        """Whether the client connected to the address for replicas, where every call needs their secret."""
         self.is_local = is_local
-        """Whether it came over the socket in the state directory, whose owner may do anything."""
+        """Whether the client connected over the socket in the state directory, whose owner may do anything."""
         self.key_memo: tuple[Keys, bytes, Tenant] | None = None
         """The last credentials on this connection, and their tenant."""
 
     def error(
         self, status: int, message: str | Reason, code: str | None = None, lines: bytes = b"", path: bytes = b""
     ) -> None:
-        """Answer the current request with an error, in the form of its API; a reason goes along as `error.reason`.
+        """Answer the current request with an error, in the form of its API; a `Reason` is added as `error.reason`.
         `path` is that of a request whose body is still to come."""
         extra = {"reason": message.as_dict()} if isinstance(message, Reason) else {}
         if (path if self.request is None else self.request.path).startswith(MESSAGES):

@@ -25,7 +25,7 @@ from pointsman.wire import ARGUMENTS, BLOB, PieceReader, Unsendable, decode_valu
 T = TypeVar("T")
 POLL_S = 0.02
 MAX_RESTARTS = 3
-"""A replica that has failed to start this many times is given up."""
+"""After this many failed starts of a replica, `deploy` fails."""
 
 
 class ApplicationHandle:

@@ -1,7 +1,7 @@
 """A plane and its gateway: what `pointsman up` runs, in one process, or with gateways in processes of their own.
 
-Enters: a manifest. Leaves: a gateway that answers until it is stopped. The one rule: it stops in the order in
-which requests go: first new requests, then those in flight, then the instances.
+Enters: a manifest. Leaves: a gateway that answers until it is stopped. The one rule: it stops from front to back: first
+new requests, then those in flight, then the instances.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Embedded:
             await self.stop()
             raise
         gc.collect()
-        gc.freeze()  # the present objects stay, so the collector need not scan them again
+        gc.freeze()  # these objects are long-lived: the collector need not scan them again
         gc.set_threshold(20_000, 20, 100)
 
     async def _take_addresses(self, plan: PointsmanPlan) -> None:

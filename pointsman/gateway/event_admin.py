@@ -36,7 +36,7 @@ class EventAdmin:
         self._events = events
 
     async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The newest events after a number. With `wait`: once there is one, or after this many seconds."""
+        """The newest events after a number. With `wait`: as soon as there is one, or after this many seconds."""
         after, limit, deployment = _selection(call.query)
         wait_s = min(number_in(call.query, "wait", 0), MAX_WAIT_S)
         events = self._events

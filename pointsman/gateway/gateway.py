@@ -56,7 +56,7 @@ RESERVED_FILES, FILES_PER_INSTANCE = 128, 4
 
 
 READ, WRITE = (b"GET", b"HEAD"), (b"POST",)
-"""The methods that a page may have."""
+"""Values of `GatewayPage.methods`."""
 
 
 class GatewayPage(NamedTuple):
@@ -68,7 +68,7 @@ class GatewayPage(NamedTuple):
     methods: Sequence[bytes] = ()
     """The permitted methods; empty: the page checks them itself."""
     json_limits: Callable[[HttpRequest], JsonLimits | None] | None = None
-    """What the body of a request may consist of; None: it is not parsed as JSON."""
+    """Returns what the body of a request may consist of; None if the body is not parsed as JSON."""
 
 
 def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
@@ -135,13 +135,13 @@ class Pages:
         self.trees: dict[bytes, GatewayPage] = {}
         """Pages that serve everything below a path."""
         self.passed_on: dict[bytes, GatewayPage] = {}
-        """Paths of engines that are passed on."""
+        """The pages of the paths that are passed on to engines."""
         self.of_replicas: list[GatewayPage] = []
         """Pages that need the secret of replicas."""
         self.hosts = HostCheck(settings)
 
     def pass_on(self, paths: Sequence[str], page: GatewayPage) -> None:
-        """Serve the paths of the APIs, and these paths, by this page."""
+        """Serve the paths of the APIs, and `paths`, with `page`."""
         self.passed_on = dict.fromkeys((*INFERENCE, MESSAGES, COUNT_TOKENS, *(path.encode() for path in paths)), page)
 
     def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
@@ -209,8 +209,8 @@ class Clients(set[GatewayConnection]):
         if connection.is_local or len(self) <= (limit := self.limit):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
-        # Close several at once, so that the search is rare. Strangers that come by the hundred have been idle for less
-        # time than clients between two requests. Clients that send a body come last.
+        # Close several at once, so that the search is rare. Unknown clients that come by the hundred have been idle for
+        # less time than clients between two requests. Clients that are sending a body are closed last.
         longest = nsmallest(
             max(1, limit // 20),
             idle,
@@ -269,7 +269,7 @@ class Gateway:
         self.tasks.every("request records", COLLECT_S, self.history.collect)
 
     def configure(self, settings: GatewaySpec) -> None:
-        """Use new settings, as far as they can change while it runs."""
+        """Use new settings, as far as they can change while the gateway runs."""
         self.settings = settings
         self.limits = settings.limits
         self.buffered.limit = settings.max_buffered_bytes
@@ -328,8 +328,8 @@ class Gateway:
     def infer(
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
     ) -> None:
-        """Serve a request to a model. `part_id`: it is part of a request that was admitted already, and has this id, or
-        a new one if that is empty."""
+        """Serve a request to a model. `part_id`: the id of a request that is part of one that was admitted already;
+        empty: it gets a new id. None: it is not part of another one."""
         now, asked, request_id = time.monotonic(), "", part_id or ""
         try:
             api = None if http.path in INFERENCE else _api_of(http, self.traffic)
@@ -445,7 +445,7 @@ class ArrivalBatch:
     def _decided(self, in_flight: ModelRequest, now: float) -> Sequence[DispatcherCommand]:
         try:
             return in_flight.lane.dispatcher.handle(Arrived((in_flight.request,)), now)
-        except Exception as error:  # its failure must not affect the requests behind it
+        except Exception as error:  # one failure must not affect the requests behind it
             self._upstream.loop.call_exception_handler(
                 {"message": "pointsman: a request could not be decided", "exception": error}
             )
@@ -462,7 +462,7 @@ def _json_limits(http: HttpRequest) -> JsonLimits | None:
 
 
 def _api_of(http: HttpRequest, traffic: Traffic) -> OtherApi:
-    """The API of a request to another path than OpenAI's. Raises `BadRequest`."""
+    """The API of a request to a path that is not OpenAI's. Raises `BadRequest`."""
     if http.path != MESSAGES and http.path != COUNT_TOKENS:
         return OtherApi(http)
 
@@ -479,7 +479,7 @@ def _dispatcher_settings(settings: GatewaySpec) -> DispatcherSettings:
 
 
 def unknown_model(model: str, known: Sequence[str]) -> tuple[int, str, str]:
-    """Status, message and code."""
+    """Status, message and code of the error for a model that does not exist."""
     if not model:
         return 400, f"name a model; there are: {listed(known) or 'none'}", "model_missing"
     near = nearest(model, known)

@@ -1,11 +1,11 @@
-"""Large bodies that begin like one that was read before: only what is new of them is decoded.
+"""Large bodies that begin like one that was read before: only their new part is decoded.
 
 Conversations grow, and several questions are asked about one document, so most of a large prompt has been decoded
 already. Comparing it with what is remembered takes a fifteenth of the time. Theory of operation: if a valid body has
-the bytes P up to the end of an element of `messages`, then a decoder that has read P is within that array, behind an
-element, and so it is after any shorter text that leads there. So P is replaced by a short text (the fields before
-`messages`, and one element), and the full decoder reads that with the rest: it accepts and refuses the same bodies, and
-finds the same fields.
+the bytes P up to the end of an element of `messages`, then a decoder that has read P is inside that array, after an
+element, and so it is after any shorter text that leads to the same place. So P is replaced by a short text (the fields
+before `messages`, and one element), and the full decoder reads that with the rest: it accepts and refuses the same
+bodies, and finds the same fields.
 
 Enters: bodies of clients, who are not trusted. Leaves: fields, or the refusal of the full decoder. The one rule: only
 bytes that were read in a valid body are skipped, and only after they have been compared.
@@ -96,7 +96,7 @@ class KnownBodies:
         view = memoryview(body)
         key = xxh3_64_intdigest(view[: self._min_bytes])
         known, shared = self._known(key, whole, at)
-        if known is not None and self._is_worth_it(body, shared):  # others with this beginning differ sooner
+        if known is not None and self._is_worth_it(body, shared):  # one remembered by the longer key may share more
             key = xxh3_64_intdigest(view[shared : shared + KEY_BYTES], key)
             other, more = self._known(key, whole, at)
             if more > shared:
@@ -131,7 +131,7 @@ class KnownBodies:
             return None  # the position in the error must be that in the whole body
         found = memoryview(read.messages)
         if bytes(found[1 : 1 + len(self._element)]) != self._element:
-            return None  # the body has another field `messages` behind these
+            return None  # the body has another field `messages` after these
         read.messages = Raw(view[start : start + len(found) + len(view) - len(short)])
         return read
 

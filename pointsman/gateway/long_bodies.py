@@ -18,7 +18,7 @@ from pointsman.http.heads import Bytes
 STEPS_S = 0.002
 """How long steps may take in one turn of the loop before the rest waits for the next."""
 PIECE_BYTES = 32 * 1024
-"""What is counted in one step."""
+"""Bytes that are counted in one step."""
 
 
 class JsonCounts(NamedTuple):
@@ -39,7 +39,7 @@ class JsonLimits(NamedTuple):
 
     most: JsonCounts
     what: str
-    """The body, and what to do."""
+    """The end of the error message: which bodies the limit applies to, or what to do."""
     counted_bytes: int = 0
     """A shorter body is not counted."""
 
@@ -57,17 +57,17 @@ MODEL_JSON = JsonLimits(
     "a body above 1 MiB may not",
     LARGE_BYTES,
 )
-"""Of requests to models, which are split into fields that stay as they are: each takes about 5 ms to skip."""
+"""For requests to models, which are split into fields that stay as they are: skipping each takes about 5 ms."""
 MESSAGES_JSON = JsonLimits(
     JsonCounts(containers=15_000, values=100_000, names=50_000, blanks=_BLANKS), "a request for a message may not"
 )
-"""Of requests that may have to be translated: every value is made, and written again."""
+"""For requests that may have to be translated: every value is decoded, and encoded again."""
 INPUT_JSON = JsonLimits(
     JsonCounts(containers=20_000, values=300_000, names=50_000, blanks=_BLANKS),
     "send numbers as an array, or give the application an ingress",
 )
-"""Of inputs whose parts go to several nodes: every value is made, checked and written again. A list of 300,000 numbers
-takes about 15 ms, as do 20,000 mappings."""
+"""For inputs whose parts go to several nodes: every value is decoded, checked and encoded again. A list of 300,000
+numbers takes about 15 ms, as do 20,000 mappings."""
 
 
 class JsonCounter:
@@ -134,7 +134,7 @@ class LongBody(PendingAnswer):
         self._counter = JsonCounter(body) if len(body) >= limits.counted_bytes else None
 
     def step(self) -> bool:
-        """Go on with it. Returns whether it is done."""
+        """Take the next step. Returns whether the request is done."""
         client = self.client
         if client is None:
             return True
@@ -152,7 +152,7 @@ class LongBody(PendingAnswer):
 
 
 class LongBodies:
-    """The requests with long bodies, in turns."""
+    """The requests with long bodies, which take their steps in turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

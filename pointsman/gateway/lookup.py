@@ -16,7 +16,7 @@ from pointsman.routing.records import Record
 from pointsman.runtimes.event_log import THE_PLANE, Asker
 
 AskGateways: TypeAlias = Callable[[str, dict[str, str]], Awaitable[list[Any]]]
-"""(about, details) -> the answers of the gateways in other processes that answer."""
+"""Takes (about, details). Returns the answers of those gateways in other processes that answer."""
 
 
 class NotFound(PointsmanError):
@@ -97,7 +97,7 @@ def record_at(gateway: Gateway, applications: Applications | None, request_id: s
 
 
 def _closed_until(found: AnyRecord) -> dict[str, float]:
-    """Until when instances got no requests that were ejected or paused when a request was last tried."""
+    """For each instance that was ejected or paused when a request was last tried: until when it gets no requests."""
     if not isinstance(found, Record):
         return {}
     each = list(found.reasons().items())

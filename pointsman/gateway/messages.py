@@ -1,4 +1,4 @@
-"""Anthropic's API: `/v1/messages` for engines that speak chat completions only, and its form of errors.
+"""Anthropic's API: `/v1/messages` for engines that serve only chat completions, and its form of errors.
 
 Enters: requests as clients send them, and answers of chat completions. Leaves: requests for chat completions, and
 answers as clients of that API expect them. The one rule: what chat completions cannot express is refused, not lost,
@@ -291,7 +291,7 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 
 
 class MessageStream:
-    """Events of chat completions as events of this API."""
+    """Translates events of chat completions into events of this API."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -250,7 +250,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
 
 
 def _predictions(page: Page, lanes: Iterable[tuple[Labels, Lane]]) -> None:
-    """How far predicted latencies were off."""
+    """Add how far predicted latencies were off."""
     errors = [
         (one, plugin.errors.sums)
         for one, lane in lanes
@@ -270,7 +270,7 @@ def _predictions(page: Page, lanes: Iterable[tuple[Labels, Lane]]) -> None:
 
 
 def _shadows(page: Page, lanes: Iterable[Lane]) -> None:
-    """Candidates; nothing if no deployment has any."""
+    """Add the metrics of candidates; none if no deployment has any."""
     told = [(lane.name, lane.watcher.shadow.told()) for lane in lanes if lane.watcher is not None]
     if not told:
         return
@@ -350,7 +350,7 @@ def scaling_metrics(page: Page, scaled: Iterable[ScaledDeployment]) -> None:
 def instance_metrics(
     page: Page, controller: Controller, phases: Mapping[tuple[str, str, str], int], release: str
 ) -> None:
-    """Instances that the controller knows, and the phases that they have entered, as `EventLog` counts them.
+    """Add the controller's instances, and the phases that they have entered, as `EventLog` counts them.
 
     `release`: the version of Pointsman.
     """
@@ -416,7 +416,7 @@ ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes", "pointsman_build_
 
 
 def merged(pages: Iterable[str]) -> str:
-    """One page of several: the sum of each sample, in the order in which they first occur."""
+    """Several pages merged into one: the sum of each sample, in the order in which they first occur."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
     for page in pages:

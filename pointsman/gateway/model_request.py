@@ -56,11 +56,11 @@ NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
     b"x-prefiller-host-port x-encoder-hosts-ports".split()
 )
 """Headers of a client's request that are not passed on. Engines must not see API keys, and answer uncompressed, so that
-usage can be read. The gateway sets lengths itself, also in a spelling that some servers take for the proper one, and
-decides which engines work together."""
+usage can be read. The gateway sets lengths itself, so those in a spelling that some servers accept are dropped too, and
+it decides which engines work together."""
 
 OURS = b"x-pointsman-"
-"""Headers with this prefix are for the gateway: engines get those that the decision sets."""
+"""Headers with this prefix are for the gateway: engines get only those that the decision sets."""
 
 
 class ModelRequest(InFlight, eq=False):
@@ -172,7 +172,7 @@ class ModelRequest(InFlight, eq=False):
         self._ended(head.status, usage, None if usage is None else usage.output, len(body))
 
     def _asks_otherwise(self, status: int) -> bool:
-        """Send it again in another form if the instance lacks the API. Returns whether it was sent."""
+        """Send the request again in another form if the instance lacks the API. Returns whether it was sent."""
         if self.api is None or self._command is None or not self.api.refused(self, status):
             return False
         self._attempt = None

@@ -1,4 +1,4 @@
-"""The OpenAI API: what routing needs of requests, the usage that responses report, and errors.
+"""The OpenAI API: what routing needs from requests, the usage that responses report, and errors.
 
 Bodies are parsed once, and nothing is built that is not read.
 """
@@ -47,7 +47,7 @@ STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Paths whose streams end with `data: [DONE]`."""
 
 WRITES = STREAMS_END_WITH_DONE | {b"/v1/responses", b"/v1/messages"}
-"""Paths whose answers have tokens that a model has written."""
+"""Paths whose answers have tokens that a model has generated."""
 
 MAX_SMALL_BYTES = 16 * 1024
 """Maximum bytes of a field that is not part of the prompt, in a large body."""
@@ -58,7 +58,7 @@ PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority for priority in
 
 
 class BadRequest(Exception):
-    """A request that its author must correct."""
+    """A request that its sender must correct."""
 
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -122,7 +122,7 @@ _decode_large = msgspec.json.Decoder(
 
 
 def _read_large(body: Bytes) -> Body:
-    """Read a large body. A hostile one costs little time, because names of megabytes are not decoded."""
+    """Read a large body. A hostile one costs little time, because names that are megabytes long are not decoded."""
     found = _decode_large(body)
     small = [name for name in Body.__struct_fields__ if name not in _RAW_FIELDS and len(getattr(found, name))]
     for name in small:
@@ -167,7 +167,7 @@ def with_model(body: Bytes, model: str) -> bytes:
 
 
 def usage_question(body: Body) -> bytes | None:
-    """The `stream_options` that ask for the usage of a stream; empty if there are none; None if they ask already."""
+    """The `stream_options` to request the usage of a stream; empty if the body has none; None if it requests usage."""
     if not memoryview(body.stream_options):
         return b""
     options = msgspec.json.decode(body.stream_options) or {}
@@ -184,7 +184,7 @@ def with_question(body: Bytes, question: bytes) -> bytes:
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:
-    """A request as the dispatcher sees it. `tenant` owns the key; if it is empty, the client names its tenant.
+    """A request as the dispatcher gets it. `tenant` owns the key; if `tenant` is empty, the client names its tenant.
 
     Raises `BadRequest`.
     """
@@ -323,7 +323,7 @@ MAX_USAGE_BYTES = 1024 * 1024
 """Longer responses are not searched for usage."""
 
 Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
-"""Numbers beyond that are ignored."""
+"""Larger numbers are ignored."""
 
 
 class _Details(msgspec.Struct):
@@ -340,8 +340,8 @@ class Usage(msgspec.Struct):
 
 
 class _ReportedUsage(msgspec.Struct):
-    """The responses API has input and output instead of prompt and completion. Anthropic's does not count what was
-    cached as input."""
+    """The responses API has input and output instead of prompt and completion. Anthropic's does not count cached tokens
+    as input."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None

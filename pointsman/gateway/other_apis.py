@@ -1,4 +1,4 @@
-"""Requests to instances beside the OpenAI API's: Anthropic's API, and paths that engines have of their own.
+"""Requests to instances outside the OpenAI API: Anthropic's API, and paths of the engines' own.
 
 Enters: a request, and the instance that was chosen for it. Leaves: the request in the form of that instance, and
 its answer in that of the client. The one rule: routing treats such a request like any other.
@@ -36,13 +36,13 @@ from pointsman.http.responses import EventStream, data_in, event
 from pointsman.types import MAX_NAME, ExecutionInstance
 
 LACKING = frozenset({404, 405, 501})
-"""Statuses with which an engine may say that it lacks a path."""
+"""Statuses with which an engine may answer if it lacks a path."""
 MAX_FORM_FIELDS = 1000
 """Maximum number of fields, because they are searched one by one."""
 
 
 class OtherApi:
-    """A request to a path beside the OpenAI API's: its body may be a form, and its answer may be of any type."""
+    """A request to a path outside the OpenAI API: its body may be a form, and its answer may be of any type."""
 
     serves_json = False
     """Whether the answer must be JSON."""
@@ -193,7 +193,7 @@ class MessagesApi(OtherApi):
         return True
 
     def served(self, one: InFlight) -> None:
-        """Note that an instance serves it: an instance that serves only the translation lacks this API."""
+        """Note that an instance has served the request. If it served only the translation, it lacks this API."""
         if self._fell_back and self._is_translated:
             one.upstream.lacks.add((one.instance_id, self.path))
 

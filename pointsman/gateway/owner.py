@@ -1,8 +1,8 @@
-"""Several gateways for one plane, as the process of the plane has them: their links, limits, metrics and answers.
+"""Several gateways for one plane, on the side of the plane: their links, limits, metrics and answers.
 
-Enters: connections of gateways (`gateway/process.py`), and inquiries about all of them. Leaves: documents,
-instances and grants for each, and answers for all together. The one rule: a counter that was shown never falls. What a
-process that has ended had counted when it was last asked stays in the sum.
+Enters: connections of gateways (`gateway/process.py`), and inquiries about all of them. Leaves: documents, instances
+and grants for each, and answers for all together. The one rule: a counter that was shown never falls. The last known
+counts of a process that has ended stay in the sum.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ from pointsman.runtimes.link import (
 METRICS, ADMIN = b"/metrics", b"/admin/v1/"
 COMMAND = (sys.executable, "-P", "-m", "pointsman.gateway.process")
 OPEN_S = 60.0
-"""Time limit for all gateways together to listen."""
+"""Time limit until all gateways listen."""
 ADOPT_S = 5.0
 """The same limit, if some of them serve already."""
 ANSWER_S = 2.0
@@ -147,7 +147,7 @@ class GatewayLinks:
         self.announce: Callable[[], None] = lambda: None
         """Called when a gateway takes calls of replicas at another address."""
         self.cut_off = 0
-        """Requests that gateways have cut off at their stop."""
+        """Requests that gateways cut off when they stopped."""
         self.seen_at: dict[str, float] = {}
         self._gateway = gateway
         self._traffic = traffic
@@ -179,7 +179,8 @@ class GatewayLinks:
             stream.cut()
 
     def page(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
-        """A page about the plane as a whole, for a client of a gateway: it needs the same key as here."""
+        """A page about the plane as a whole, for a client of a gateway: it needs the same key as at the plane
+        itself."""
         pages, http.path = self._gateway.pages, http.path.removeprefix(PAGES)
         found = pages.exact[METRICS] if http.path == METRICS else pages.trees[ADMIN]
         if http.path != METRICS and not http.path.startswith(ADMIN):
@@ -285,7 +286,7 @@ class GatewayOwner:
         gateway.metrics.sources.append(lambda page: process_metrics(page, self.members.values()))
 
     async def open(self, plane: PlaneOperations) -> None:
-        """Start or adopt the gateways, and wait until those with a present worker listen. Raises `PointsmanError`."""
+        """Start or adopt the gateways, and wait until those whose worker is present listen. Raises `PointsmanError`."""
         tasks, clock = self._gateway.tasks, plane.runtime.clock
         self._processes = GatewayProcesses(plane.runtime, clock, tasks, COMMAND, self._process_changed)
         early, self._early = self._early, []

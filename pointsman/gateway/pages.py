@@ -15,7 +15,7 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 PAGE_SHARE = 0.05
 """Each page takes at most this share of a core, however many clients request it."""
 PAGE_CREDIT_S = 0.02
-"""Processor time that a page may take at once after it has taken none for a while: until then, it is always current."""
+"""Processor time that a page may take at once after it has taken none for a while. Within it, the page is current."""
 
 
 class SharedPage:
@@ -29,7 +29,7 @@ class SharedPage:
 
     @property
     def cached(self) -> bytes | None:
-        """The copy, if it must do for now."""
+        """The copy, if the page may not be rendered now; else None."""
         now = time.monotonic()
         self._credit_s = min(self._credit_s + (now - self._credited_at) * PAGE_SHARE, PAGE_CREDIT_S)
         self._credited_at = now
@@ -40,14 +40,14 @@ class SharedPage:
         return self.rendered(self._make) if content is None else content
 
     def rendered(self, make: Callable[[], bytes]) -> bytes:
-        """Render it by this function, and keep a copy."""
+        """Render the page with this function, and keep a copy."""
         began = time.thread_time()  # exclude time that other processes use
         content = self._content = make()
         self._credit_s -= time.thread_time() - began
         return content
 
     def forget(self) -> None:
-        """Render it again for the next request, because a request has changed its content."""
+        """Drop the copy, because a request has changed the content."""
         self._content = None
 
 

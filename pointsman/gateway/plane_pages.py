@@ -19,7 +19,7 @@ from pointsman.http.server import ResponseStream
 ANSWER_S = 10.0
 """Time limit for the plane's answer."""
 AskPlane: TypeAlias = Callable[[HttpRequest], AbstractAsyncContextManager[StreamedResponse]]
-"""The plane's answer to a client's request. Raises `NoResponse`."""
+"""Sends a client's request to the plane, and opens its answer. Raises `NoResponse`."""
 
 
 class ForwardedStream(PendingAnswer):

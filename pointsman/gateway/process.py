@@ -75,7 +75,7 @@ LINK, REPORTS, PAGES = "/gateways/link", "/gateways/reports", b"/gateways/pages"
 WATCH_S, SILENT_S = 0.25, 5.0
 """Interval of checks of a plane on another machine, and maximum silence; a plane sends ten messages a second."""
 RETRY_S = 0.05
-"""Interval of searches for a plane that is gone."""
+"""Interval of attempts to reach a plane that is gone."""
 CONNECT_S = 10.0
 """Time limit for a plane to accept the connection."""
 REPORT_S = 10.0
@@ -89,21 +89,21 @@ MAX_LINES_BYTES = 4 * 1024 * 1024
 
 
 class PlaneLink:
-    """The connection to the plane. It connects again until there is a plane."""
+    """The connection to the plane. It reconnects until there is a plane."""
 
     def __init__(self, name: str, plane: PlaneAddress, secret: str) -> None:
         self.name = name
         self.is_connected = False
         self._plane = plane
         self._limit: asyncio.Timeout | None = None
-        """Ends the connection."""
+        """Its expiry ends the connection."""
         self._heard_at = 0.0
         self._headers = f"{SECRET.decode()}: {secret}\r\nx-pointsman-gateway: {name}\r\n"
         self._untold: list[GatewayMessage] = []
         self._news = asyncio.Event()
 
     def tell(self, message: GatewayMessage) -> None:
-        """Send a message soon; without a plane, keep only what the next plane must know."""
+        """Send a message soon; without a plane, keep only what the next plane needs."""
         self.tell_later(message)
         if self.is_connected:
             self._news.set()
@@ -180,7 +180,7 @@ class PlaneLink:
             self._keep(told, process)
 
     def _keep(self, told: Iterable[GatewayMessage], process: "GatewayProcess") -> None:
-        """Keep what the next plane must know, which is usage and records; it asks for the rest."""
+        """Keep what the next plane needs: usage and records. It asks for the rest."""
         lines: list[bytes] = []
         for message in told:
             if isinstance(message, LinkReport):
@@ -234,7 +234,7 @@ class LinkedRecords:
 
 
 class GatewayProcess:
-    """The gateway and its link; it carries out the plane's messages."""
+    """The gateway and its link to the plane; carries out the plane's messages."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -331,7 +331,7 @@ class GatewayProcess:
 
     @property
     def _calls(self) -> str:
-        """Where replicas call; every call needs their secret."""
+        """The address that replicas call; every call needs their secret."""
         if self._for_replicas is None:
             return ""
         host, port = self._for_replicas.sockets[0].getsockname()[:2]
@@ -415,7 +415,7 @@ class GatewayProcess:
 def _problems(gateway: Gateway, now: float) -> list[Reason]:
     name = gateway.history.gateway.removeprefix("@")
     own = [*gateway.clients.problems(), *gateway.upstream.problems(now)]
-    tasks = [one.having(gateway=name) for one in gateway.tasks.problems()]  # the plane has some of the same names
+    tasks = [one.having(gateway=name) for one in gateway.tasks.problems()]  # the plane has tasks of the same names
     return [one.plain() for one in (*own, *tasks, *scheduling_problems(gateway.traffic.lanes.values()))]
 
 

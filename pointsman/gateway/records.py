@@ -2,7 +2,7 @@
 
 Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests`
 and `explain` show, and a file that the next plane loads. The one rule: no request waits for its record. Ended requests
-are collected four times a second, and a thread writes them; a disk that cannot be written stops nothing.
+are collected four times a second, and a thread writes them; a disk that cannot be written to stops nothing.
 """
 
 import os
@@ -31,8 +31,9 @@ NOT_RECORDED = (b"/admin/", b"/pipelines/")
 """Paths of operators and replicas."""
 COLLECT_S = 0.25
 DETAILED, MAX_DETAILED = 5, 10
-"""How many requests of each collection, the newest, are stored with their decision; and how many may be saved up for a
-burst. One takes as long as thirty without: a busy plane stores some decisions, and the outcome of every request."""
+"""Number of newest requests per collection that are stored with their decision, and the number that may accumulate for
+a burst. One record with its decision takes as long as thirty without: a busy plane stores some decisions, and the
+outcome of every request."""
 STRANGERS, STORED_STRANGERS = 1000, 100
 """Requests of unknown senders that are listed, and those of each collection that are stored: such requests cost the
 sender nothing, and must not displace the others."""
@@ -56,7 +57,7 @@ class AnyRecord(Protocol):
 
 
 class GateRecord(msgspec.Struct, eq=False, gc=False):
-    """A request that was turned away before any dispatcher saw it."""
+    """A request that was turned away before it reached a dispatcher."""
 
     request_id: str
     model: str
@@ -120,7 +121,7 @@ class OutcomeRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _row: Callable[[AnyRecord], tuple[Any, ...]] = attrgetter(*OutcomeRow.__struct_fields__)
-"""The fields of an `OutcomeRow` as a tuple, which is made in half the time. Every request pays for it."""
+"""The fields of an `OutcomeRow` as a tuple, which takes half the time to make. It is made for every request."""
 
 
 class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -177,7 +178,7 @@ class RecordFile:
     """Lines in two files of the state directory: when the newer has half of the bytes, it replaces the older."""
 
     def __init__(self, state: Path, loop: AbstractEventLoop, name: str = RECORD_FILE, max_bytes: int = 0) -> None:
-        """`max_bytes`: of both files; 0: nothing is stored."""
+        """`max_bytes`: maximum of both files together; 0: nothing is stored."""
         self._path = state / name
         self._loop = loop
         self.max_bytes = max_bytes
@@ -321,7 +322,7 @@ class RequestHistory:
         body: bytes | None = None,
     ) -> None:
         """Answer a request that reaches no dispatcher, and record it if it is one to a model or an application.
-        `request_id`: if it has one already. `body`: of the answer, if that has its own form."""
+        `request_id`: its id, if it has one already. `body`: that of the answer, if the answer has its own form."""
         if http.method == b"POST" and not http.path.startswith(NOT_RECORDED):
             request_id = self.note_refused(http, error, tenant, model, request_id)
             error.lines += b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
@@ -402,12 +403,12 @@ class RequestHistory:
         return [*self.gone, *self.limited, *self.strangers]
 
     def kept_of(self, request_id: str) -> AnyRecord | None:
-        """The newest record of a request that only the gate has."""
+        """The newest record of a request among `kept`; None if there is none."""
         here = [one for one in self.kept() if getattr(one, "request_id", "") == request_id]
         return max(here, key=lambda one: one.arrived_at) if here else None
 
     def stored(self, query: Mapping[str, str]) -> list[StoredRecord]:
-        """All records, newest first."""
+        """The stored records that match a query, newest first."""
         return [one for one in self._stored if one.is_of(query)]
 
 

@@ -2,11 +2,13 @@
 
 Enters: what gateways have used, which needs they could not meet, and the time. Leaves: grants, and what gateways
 should return. The one rule: a unit is granted once. Whatever gateways do between two reports, together they use what
-one would, and each of them at most one request of a tenant beyond it: the one that is admitted although it may not fit.
+one gateway would, and each of them at most one more request of a tenant: the one that is admitted although it may not
+fit.
 
-There are three kinds of units: requests, tokens and cost. The bank keeps the tenants of one gateway (`Tenant`, stored
-as ever), charged with what gateways report; what is left there and not granted can be granted. About ten times a
-second, the rest is divided by recent use, with a small equal part for all; a gateway with an unmet need comes first.
+There are three kinds of units: requests, tokens and cost. The bank has the tenants that a single gateway would have
+(`Tenant`, stored in the same way), charged with what gateways report; what is left there and not granted can be
+granted. About ten times a second, the rest is divided by recent use, with a small equal part for all; a gateway with an
+unmet need comes first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,7 @@ KINDS = range(3)
 ALIKE = 0.1
 """The part of the remaining amount that is divided equally; the rest is divided by recent use."""
 MEMORY = 0.9
-"""The factor on earlier use at each division."""
+"""The factor by which earlier use decays at each division."""
 SLACK = 0.2
 """A gateway that holds more than its part by this share of it returns the rest."""
 ALL_S = 1.0
@@ -158,7 +160,8 @@ class GrantedTenants:
         return {spec.name: self._tenants[spec.name] for spec in specs}
 
     def usage(self, *, whole: bool = False) -> dict[str, TenantUse]:
-        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not know it."""
+        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not have it
+        yet."""
         told, self._unsent = self._unsent, {}
         for name, one in self._tenants.items():
             use = one.usage(whole=whole)
@@ -178,7 +181,7 @@ class GrantedTenants:
 
 
 class Allotment:
-    """The part of a tenant's limits that one gateway holds, as the bank knows it."""
+    """The part of a tenant's limits that one gateway holds, according to the bank."""
 
     __slots__ = ("held", "last", "needed", "needed_at", "recent", "sought")
 
@@ -204,7 +207,7 @@ class Bank:
         self._allotments: dict[str, dict[str, Allotment]] = {}
         """Allotments by gateway, then by tenant."""
         self._early: list[tuple[str, Units]] = []
-        """Use of tenants that was reported before they were known: gateways of an earlier plane join early."""
+        """Use that was reported before its tenant was configured: gateways of an earlier plane join early."""
         self._active: set[str] = set()
         """Tenants with use or unmet needs since the last division."""
         self._divided_at = 0.0

@@ -1,7 +1,7 @@
-"""Silent instances: looks at what comes from instances, probes the quiet ones, and moves requests of silent ones.
+"""Silent instances: notes which instances send bytes, probes the quiet ones, and moves requests of silent ones.
 
 Enters: the bytes and requests of all connections to instances. Leaves: events for the dispatchers. The one rule:
-`Silences` decides; here is only the clock, and the probes.
+`Silences` decides; this module only has the clock and the probes.
 """
 
 import time
@@ -17,9 +17,9 @@ from pointsman.runtimes.probes import authorization
 from pointsman.runtimes.traffic import Lane, Traffic
 
 PATH = "/v1/models"
-"""What is asked: engines answer it without their model, and any answer will do, also that there is nothing."""
+"""The path of probes: engines answer it without running their model, and any answer will do, even a 404."""
 GIVEN_UP_S = 2 * ANSWER_S
-"""A probe is given up after this, and another one made, as its connection may lead nowhere."""
+"""A probe is given up after this time, and another one sent, because its connection may be dead."""
 
 
 class SilenceWatch:
@@ -63,7 +63,7 @@ class SilenceWatch:
             self._ask(silences, name, members[name])
 
     def _move(self, lane: Lane, instance_id: str, why: Reason) -> None:
-        """Close an instance, and forget what it was asked for requests that were taken from it."""
+        """Close an instance, and give up its tries of requests that were taken from it."""
         in_flight = self._upstream.in_flight.values()
         movable = [one for one in in_flight if one.instance_id == instance_id and one.is_movable]
         lane.tell(Silenced(instance_id, why, tuple(one.request.request_id for one in movable)))

@@ -247,7 +247,7 @@ class Charge:
         self._left, self._tokens_left = self.cost, float(prompt + answer)
         """Reserved and not used yet."""
         self.used = self._used_tokens = 0.0
-        """Amount that its tenant was charged so far."""
+        """Amount that its tenant has been charged so far."""
 
     def reserve(self) -> None:
         assert self._tenant is not None
@@ -260,8 +260,8 @@ class Charge:
         self._use(self._prompt, answer, now)
 
     def settle(self, usage: Usage | None, counted: int | None, size: int, now: float) -> None:
-        """The answer is complete: charge the usage that the engine reported, else the tokens counted here, else a token
-        per four bytes of its size, but then no more than was reserved."""
+        """Settle a complete answer: charge the usage that the engine reported, else the tokens counted here, else a
+        token per four bytes of its size, but then no more than was reserved."""
         prompt = self._prompt if usage is None or usage.input is None else usage.input
         answer = counted if usage is None or usage.output is None else usage.output
         self._use(prompt, min(self._answer, size // 4) if answer is None else answer, now)

@@ -1,6 +1,6 @@
-"""The way to the instances: requests in flight, where each was sent, and the connections that they take.
+"""The way to the instances: requests in flight, where each was sent, and the connections that they use.
 
-Two kinds of requests are carried by the same dispatchers to the same connections: clients' requests, and steps of
+Two kinds of requests go through the same dispatchers to the same connections: clients' requests, and steps of
 pipelines. `InFlight` is their common part; what is sent, and what happens to the response, differs.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pointsman.runtimes.traffic import Lane
 
 MAY_BE_UNKNOWN = frozenset({400, 422, 501})
-"""Statuses of an instance that may not know a field of the body."""
+"""Statuses with which an instance may refuse a field of the body that it does not support."""
 RETRIED = frozenset({429, 500, 502, 503, 504})
 """Statuses after which another instance is always tried."""
 KEPT = frozenset(
@@ -120,7 +120,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     """An instance's error, which the client gets unless another instance serves the request."""
 
     def abandon(self) -> None:
-        """Its client has disconnected."""
+        """Give the request up, because its client has disconnected."""
         self._leave()
         self.counts.abandoned += 1
         self.withdraw()
@@ -140,7 +140,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
             attempt.cancel()
 
     def pause(self) -> None:
-        """The receiver of the response does not read fast enough: read no more from the instance."""
+        """Read no more from the instance, because the receiver of the response does not read fast enough."""
         if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
             self._attempt.pace.let_read(on=False)
             self.deadline = inf
@@ -329,7 +329,7 @@ class Unsent:
 
 
 class RetryBudget:
-    """How many retries the fleet can bear: a share of the requests, so that failures do not multiply the load.
+    """How many retries are allowed: a share of the requests, so that failures do not multiply the load.
 
     Every request adds a share of a retry; a reserve is allowed in any case, and refills with time.
     """
@@ -338,7 +338,7 @@ class RetryBudget:
         self.share = share
         """The share of a retry that each request adds."""
         self.requests = 0
-        """That were admitted since the last call of `allows`."""
+        """Number of requests admitted since the last call of `allows`."""
         self._most = self._left = reserve
         self._per_second = per_second
         self._at = 0.0
@@ -489,7 +489,7 @@ def retry_after_s(lane: "Lane") -> int:
 
 
 def _with_unavailability(refusal: Refusal, lane: "Lane") -> Refusal:
-    """If instances are missing, the refusal with the reason that the plane knows."""
+    """The refusal; if instances are missing, with the reason that the plane reports."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
     unavailable = unavailability(lane)

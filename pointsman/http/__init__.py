@@ -1,6 +1,7 @@
 """HTTP/1.1, the only implementation in the package.
 
-Enters: bytes and requests. Leaves: requests and bytes. The one rule: nothing here knows models, tenants or pipelines.
+Enters: bytes and requests. Leaves: requests and bytes. The one rule: nothing here depends on models, tenants or
+pipelines.
 
     parser      requests read from bytes
     responses   heads, chunks and server-sent events of responses read from bytes

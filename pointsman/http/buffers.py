@@ -86,8 +86,8 @@ NO_BODY = PartialBody(0)
 
 
 def placed(body: Bytes) -> tuple[bytes | bytearray, int]:
-    """What a body is part of, and where it begins there: `whole` is the beginning of its buffer, and a view of bytes
-    that were received is the end of them."""
+    """The object that a body is part of, and its offset there: `whole` returns the beginning of the buffer, and a view
+    of received bytes is the end of them."""
     if isinstance(body, bytes):
         return body, 0
     owner = body.obj

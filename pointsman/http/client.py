@@ -28,7 +28,7 @@ class NoResponse(PointsmanError):
         self.error = error
         """Why there is no connection; None if there was one."""
         self.local = local
-        """What is wrong on this side; empty if it may be the server."""
+        """What is wrong on this side; empty if the server may be at fault."""
         super().__init__(why)
 
 

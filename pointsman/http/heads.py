@@ -70,7 +70,7 @@ _PROTOCOL = re.compile(rb" HTTP/[0-9.]+\r\n")
 
 
 class HeadReader:
-    """One head, read by llhttp as it arrives. It never sees a body: framing is decided here and nowhere else."""
+    """One head, read by llhttp as it arrives. It never gets a body: framing is decided here and nowhere else."""
 
     __slots__ = (
         "_first_line", "_framing_error", "_llhttp", "_tail", "count", "has_begun", "is_complete", "problem", "request",

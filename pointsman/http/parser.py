@@ -136,7 +136,7 @@ class RequestParser:
             self._read()
 
     def rest(self) -> bool:
-        """Wait for the next request. False if a part of it has come, and nothing is done."""
+        """Wait for the next request. Returns False, and does nothing, if part of it has arrived."""
         if self._data or self.in_body or self._head is not None:
             return False
         self._is_waiting = False

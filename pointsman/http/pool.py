@@ -54,7 +54,7 @@ class Outbox:
 
     def write(self, transport: Transport, data: Bytes) -> None:
         """Write, now or at the end of this turn. Writes to one transport keep their order."""
-        if len(data) > LARGE:  # the unread bytes of a client must be known before more is written
+        if len(data) > LARGE:  # a client's unread bytes must be counted before more is written
             self.flush()
             transport.write(data)
         elif self._pending:
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
             write(self.transport, b"".join((head, body)))
 
     def cancel(self, listener: object) -> None:
-        """Give up the response. The server notices by the closed connection."""
+        """Give up the response. The server notices because the connection is closed."""
         if self.listener is listener:
             self.listener = None
             self.transport.abort()
@@ -371,7 +371,7 @@ class ConnectionPool:
         self.last_head = RepeatedResponseHead()
         self.outbox = outbox
         self.is_heard = False
-        """A byte of a response has come; whatever reads this sets it back."""
+        """Whether a byte of a response has arrived since this was last reset by its reader."""
         self.buffered_bytes = buffered_bytes
         self._address = _address_of(target)
         host, port, _ = self._address

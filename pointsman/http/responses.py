@@ -209,12 +209,12 @@ class RepeatedResponseHead:
 
     def __init__(self) -> None:
         self._head: ResponseHead | None = None
-        """None until a head arrived that may be repeated."""
+        """None until a head has arrived that may be repeated."""
         self._before = self._after = b""
         """The bytes around the content-length; `_after` is empty if there is none."""
 
     def read(self, data: bytes) -> tuple[ResponseHead, int] | None:
-        """The head at the beginning of the data, and where its body starts; None if it is another one."""
+        """The head at the beginning of the data, and where its body starts; None if the head is another one."""
         head, before, after = self._head, self._before, self._after
         if head is None or not data.startswith(before):
             return None
@@ -443,7 +443,7 @@ class ReadPace:
         return data[:most]
 
     def let_read(self, *, on: bool) -> None:
-        """Whether the listener is ready for more."""
+        """Read on if the listener is ready for more (`on`); otherwise pause."""
         if on and self._paused and self.later:
             self._loop.call_soon(self._next_turn)
         self._paused = not on

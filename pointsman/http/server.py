@@ -34,7 +34,7 @@ REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class ConnectionLimits(RequestLimits, Protocol):
-    """What clients may do; times in seconds."""
+    """Limits for clients; times in seconds."""
 
     @property
     def header_timeout(self) -> float: ...
@@ -253,7 +253,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.respond(status, body, b"content-type: %b\r\n%b" % (content_type, lines))
 
     def answered(self, *, close: bool) -> None:
-        """Finish the current request; the next one's turn comes."""
+        """Finish the current request, and go on to the next one."""
         self._let_go()
         self.serving = None
         if close:
@@ -461,7 +461,7 @@ class HttpServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Accept connections. Returns the port, a free one if `port` is 0."""
-        # Given a name, the loop would look it up in a thread, and a thread is a megabyte.
+        # Given a name, the loop would look it up in a thread, and a thread costs a megabyte.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
         taken: int = listening.getsockname()[1]

@@ -1,4 +1,4 @@
-"""An application: a named graph whose nodes can be configured; it is deployed, drawn, written as YAML."""
+"""An application: a named graph whose nodes can be configured; it can be deployed, drawn, and written as YAML."""
 
 import re
 from importlib import import_module

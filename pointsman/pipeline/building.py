@@ -273,7 +273,7 @@ class _Building:
         return found
 
     def _enter(self, value: object, where: str) -> bool:
-        """False if the pass is inside it already."""
+        """Returns False if the pass is already inside this value."""
         if id(value) in self._open:
             self._wrong(f"{where} needs itself: the graph has a cycle there")
             return False

@@ -27,7 +27,7 @@ _UNITS = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 WIDTH = 100
 """Values that fit on a line of this length are written on one line."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""Our YAML reads this as a number, so text like it is quoted."""
+"""Our YAML parser reads this as a number, so text like it is quoted."""
 
 Note = Callable[[tuple[str | int, ...], str], None]
 """Takes (path, message) of a problem."""
@@ -184,7 +184,7 @@ _Representer.add_representer(str, _text)
 
 
 def _lay_out(document: yaml.Node) -> None:
-    """Nodes with one field per line, everything else on one line if it fits."""
+    """Lay out nodes with one field per line, and everything else on one line if it fits."""
     for key, value in document.value:
         if key.value in ("nodes", "calls"):
             for entry in value.value:

@@ -149,7 +149,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def flow_of(graph: Graph) -> Flow:
-    """The graph must have been checked."""
+    """The flow of a graph, which must have been checked."""
     return _Flattening(graph).flow()
 
 
@@ -272,7 +272,7 @@ class Run:
         return ready
 
     def finished(self, index: int, now: float) -> Sequence[int]:
-        """A step has its result. Returns the steps that are ready now."""
+        """Note that a step has its result. Returns the steps that are ready now."""
         if self.over or self.ended_at[index] is not None:
             return ()
         self.ended_at[index] = now
@@ -289,14 +289,14 @@ class Run:
         return ready
 
     def failed(self, index: int, now: float) -> Sequence[int]:
-        """A step has failed, and the run with it. Returns the running steps, to cancel."""
+        """Note that a step has failed, and the run with it. Returns the running steps, to cancel."""
         if self.over or self.ended_at[index] is not None:
             return ()
         self.ended_at[index] = now
         return self.give_up(now)
 
     def give_up(self, now: float) -> Sequence[int]:
-        """The client has gone, or the deadline has passed. Returns the running steps, to cancel."""
+        """End the run, because the client has gone or the deadline has passed. Returns the running steps, to cancel."""
         if self.over:
             return ()
         self.over = True

@@ -1,4 +1,4 @@
-"""The code of a version as data: what its files had when it took effect."""
+"""The code of a version as data: what its files contained when it took effect."""
 
 import zlib
 from base64 import b85decode, b85encode

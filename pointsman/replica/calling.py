@@ -44,7 +44,7 @@ class PieceSink(Protocol):
 
 
 class RunningCall(Protocol):
-    """A call, as the code that makes it sees it. It ends exactly once, on the loop."""
+    """A call, from the side of the code that makes it. It ends exactly once, on the loop."""
 
     method: Method
     context: CallContext
@@ -62,11 +62,11 @@ class RunningCall(Protocol):
 
     @property
     def handed_handles(self) -> bool:
-        """Note that handles are among its arguments: it may wait for other nodes."""
+        """Whether handles are among its arguments: then it may wait for other nodes."""
 
     @property
     def is_over(self) -> bool:
-        """Note that its result is no longer needed, or was sent."""
+        """Whether its result is no longer needed, or was sent."""
 
     def finish(self, value: Any) -> None: ...
 
@@ -79,7 +79,8 @@ class RunningCall(Protocol):
 
 
 class Threads:
-    """Threads for code that is not async. They are daemons: user code that never ends must not keep the process."""
+    """Threads for code that is not async. They are daemons: user code that never ends must not keep the process
+    alive."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count = count
@@ -167,7 +168,7 @@ class Calling:
                 self._iterate(call)
 
     async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        """The result of a method: of the preprocessor, of `reconfigure`, of a batch."""
+        """The result of a method whose result is awaited: the preprocessor, `reconfigure`, or one for batches."""
         if method.kind is MethodKind.ASYNC:
             return await method.function(*args, **kwargs)
         context = CURRENT.get()
@@ -205,7 +206,7 @@ class Calling:
         self._threads.run(job, done)
 
     def returned(self, call: RunningCall, result: Any) -> None:
-        """Usually that is the result; a plain function may also return a generator or a coroutine."""
+        """Handle what a plain function returned: usually the result, but it may be a generator or a coroutine."""
         if inspect.isgenerator(result):
             self._iterate(call, result)
         elif inspect.isasyncgen(result):
@@ -233,7 +234,7 @@ class Calling:
             else:
                 call.finish(result)
         except asyncio.CancelledError as error:
-            call.fail(error)  # nothing, if the call itself was cancelled
+            call.fail(error)  # has no effect if the call itself was cancelled
             raise
         except BaseException as error:
             call.fail(error)

@@ -223,9 +223,9 @@ class ReplicaCall:
         """Whether its arguments include handles: then it may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
-        """Cancelled if the answer is no longer wanted."""
+        """Cancelled if the answer is no longer needed."""
         self.is_over = False
-        """Its result is no longer wanted, or was sent."""
+        """Whether its result is no longer needed, or was sent."""
         self._connection = connection
         self._shared = shared
         self._streamed: StreamedAnswer | None = None
@@ -248,7 +248,7 @@ class ReplicaCall:
         self._connection.answer(200, body, kind)
 
     def begin_pieces(self, first: Any) -> StreamedAnswer:
-        """The code yields; this was its first piece."""
+        """Begin an answer in pieces. `first`: the first piece that the code yielded."""
         streamed = StreamedAnswer(self._connection, self.form)
         if not self.is_over:
             self._streamed = streamed

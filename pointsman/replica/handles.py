@@ -310,7 +310,7 @@ class HandleMethod:
 
 
 class Handle(HandleMethod):
-    """Another node. Called, it is its `__call__`; its methods are attributes."""
+    """A handle to another node. Calling it calls the node's `__call__`; the node's methods are attributes."""
 
     def __init__(self, link: HandleLink, node: str) -> None:
         super().__init__(link, node, CALL)

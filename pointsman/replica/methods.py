@@ -73,11 +73,11 @@ class Methods:
         self._known: dict[str, Method] = {}
 
     def find(self, name: str) -> Method:
-        """Raises `UnknownName`."""
+        """The method of this name. Raises `UnknownName`."""
         return self._known.get(name) or self._found(name)
 
     def optional(self, name: str) -> Method | None:
-        """A method that the object may have, such as check_health; None if it has not."""
+        """A method that the object may have, such as check_health; None if it does not have it."""
         if self._is_function or not callable(getattr(self._target, name, None)):
             return None
         return self.find(name)

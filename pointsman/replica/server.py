@@ -1,4 +1,4 @@
-"""The server of a replica: its life, its pages, and the calls it takes."""
+"""The server of a replica: its life cycle, its pages, and the calls it takes."""
 
 import asyncio
 import hmac
@@ -33,7 +33,7 @@ from pointsman.wire import (
 )
 
 MAX_METRICS = 100
-"""Beyond that, the metric that was recorded longest ago is dropped."""
+"""Maximum number of metrics; beyond it, the one that was recorded longest ago is dropped."""
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 
 

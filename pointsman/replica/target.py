@@ -160,8 +160,8 @@ def _failed(where: str, error: BaseException) -> LoadFailed:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether code that has raised this does so each time: what is not there, or is no Python. Other code may have met
-    a server that is down, or a lack of memory."""
+    """Whether code that has raised this will raise it every time, because something is missing or is not valid Python.
+    Other errors may come from a server that is down, or from a lack of memory."""
     return isinstance(error, ImportError | SyntaxError | NameError)
 
 
@@ -177,7 +177,7 @@ def _find_from(folder: str) -> None:
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Which code to run, and with what. `pointsman/engines/python.py` explains each field."""
+    """The code to run, with its arguments and settings. `pointsman/engines/python.py` explains each field."""
 
     app: str = ""
     node: str = ""
@@ -205,13 +205,13 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
     secret: str
     socket: str = ""
-    """The gateway's, for calls of other nodes."""
+    """The socket of the gateway, for calls to other nodes."""
     gateway: str = ""
-    """A file with its address instead, host:port, if it may be on another machine."""
+    """A file with the address of the gateway (host:port), used instead if the gateway may be on another machine."""
     host: str = ""
     """The address of this machine, if there are others."""
     shared_memory: str = ""
-    """A folder; if empty, large values are sent like small ones."""
+    """The folder of shared memory; if empty, large values are sent like small ones."""
     memory_home: str = ""
     """A file with the home of this node, if replicas may be on several."""
     user_config: Any = None
@@ -362,7 +362,7 @@ class Target:
             await self._checks.result_of(check)
 
     async def _made(self) -> Any:
-        """Code is loaded in a thread, because that may take long."""
+        """The object. Its code is loaded in a thread, because that may take long."""
         recipe = self.recipe
         if recipe.kind == "ingress":
             wanted = [code for code in (recipe.preprocessor, recipe.schema) if code]

@@ -17,7 +17,7 @@ MEASURED = (WAITING, RUNNING, KV_USAGE)
 class AttributeColumn:
     """Reads one number of each endpoint; nan where it is missing or not a number. The age of values is ignored.
 
-    Columns and metrics are known under the producer "" or that of the core metrics; attributes under any.
+    Columns and metrics belong to the producer "" or to that of the core metrics; attributes may belong to any.
     """
 
     def __init__(self, parameter: str, key: str, producer: str = "") -> None:

@@ -209,7 +209,7 @@ class WatchedRoute:
         if canary is not None and canary.takes(cycle.request):
             taken = canary.choose(cycle, endpoints)
             if taken is not None:
-                for producer in self._producers:  # plugins in force must know where the request went
+                for producer in self._producers:  # plugins in force keep track of where requests go
                     producer.produce(cycle, endpoints)
                 return taken
         began = shadow.timer()
@@ -277,7 +277,7 @@ Handle: TypeAlias = Callable[[Any, float, list[DispatcherCommand]], None]
 
 
 def tapped(handle: Handle, tap: Callable[[Any, float], None]) -> Handle:
-    """A function that makes another call first."""
+    """A function that calls `tap` first, and then `handle`."""
 
     def handled(event: Any, now: float, commands: list[DispatcherCommand]) -> None:
         tap(event, now)

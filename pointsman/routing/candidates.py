@@ -1,4 +1,4 @@
-"""A candidate: a policy beside the one in force, with its own plugins, that is called under guard.
+"""A candidate: a policy beside the one in force, with its own plugins, whose calls are guarded.
 
 Enters: a decision that was made, or a request to decide about. Leaves: the candidate's choice, or why there is none.
 The one rule: no exception and no delay of a candidate leaves this file; it is suspended like users' code.
@@ -59,7 +59,7 @@ class Shareable(Protocol):
 
 
 def uncached_tokens(cycle: RequestCycle) -> Any:
-    """Tokens of the prompt that each endpoint would compute; None if no producer of this cycle knows."""
+    """Tokens of the prompt that each endpoint would compute; None if no producer of this cycle provides them."""
     found = cycle.state.get(UNCACHED_REQUEST_TOKENS)
     if found is None and (match := cycle.state.get(PREFIX_MATCH)) is not None:
         found = match.uncached_tokens(float(cycle.request.input_tokens))
@@ -67,7 +67,7 @@ def uncached_tokens(cycle: RequestCycle) -> Any:
 
 
 def instance_of(endpoint: Endpoint, endpoints: Endpoints) -> ExecutionInstance:
-    """An instance as a policy sees it, with the load of these columns."""
+    """An instance as it is passed to a policy, with the load of these columns."""
     columns, row = endpoints.columns, endpoint.row
     latency, throughput = columns[LATENCY_MS][row], columns[THROUGHPUT][row]
     return msgspec.structs.replace(
@@ -178,7 +178,7 @@ class CandidatePolicy:
         self.share([])
 
     def share(self, plugins: Sequence[Any]) -> None:
-        """Replace its own producers by those of the policy in force that have the same state."""
+        """Replace its own producers with those of the policy in force that have the same state."""
         own = list(self._plugins)
         if isinstance(self._route, ConfiguredRoute) and plugins:
             scheduler, shared = self._route.scheduler, []
@@ -196,7 +196,7 @@ class CandidatePolicy:
 
     @property
     def has_own_state(self) -> bool:
-        """Whether it has plugins that remember what was sent where and that it alone feeds."""
+        """Whether it has plugins of its own that remember what was sent where."""
         return bool(self._listeners)
 
     def may_spend(self, earned_s: float, now: float) -> bool:

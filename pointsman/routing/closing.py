@@ -1,27 +1,28 @@
 """Instances that a dispatcher closes by itself: those that ask for a pause, and those that are silent.
 
-Enters: what the gateway sees of instances, with the time. Leaves: instances to probe, to close and to open. The one
-rule: an instance that answers is never silent, however long it thinks.
+Enters: signs of life of instances, with the time. Leaves: instances to probe, to close and to open. The one rule: an
+instance that answers is never silent, however long its work takes.
 
-The plane probes instances at intervals of seconds. A gateway sees sooner that one has stopped, as a process that is
-frozen, a node that is lost, or a network that is cut do not close connections: no byte comes any more. That alone
-proves nothing, because an engine may think about a long prompt. So an instance is silent if all of this holds:
+The plane probes instances at intervals of seconds. A gateway can notice sooner that one has stopped: a frozen process,
+a lost node or a cut network does not close connections, but no more bytes arrive. That alone proves nothing, because an
+engine may take long to compute a long prompt. So an instance is silent if all of this holds:
 
 - It has requests of this gateway, and has answered some before.
 - For `QUIET_S` no byte came from it, on any connection. Then it is probed, over a new connection.
-- For `ANSWER_S` there was neither an answer to the probe nor a byte. Any answer counts, of any status: the probe asks
-  whether there is a server, not whether it is well. After an answer it is left alone for longer, up to `MAX_QUIET_S`.
+- For `ANSWER_S` there was neither an answer to the probe nor a byte. Any answer counts, of any status: the probe tests
+  whether there is a server, not whether it is healthy. After an answer, the quiet time before the next probe is longer,
+  up to `MAX_QUIET_S`.
 - Either it has answered such a probe while its requests waited, or no byte has come for `PATIENCE` times as long as was
-  usual. The second is for servers that do not answer anything while they work, as code of users may.
-- Another instance takes requests, and is not being waited for itself. If none is left, the gateway may be what is cut
+  usual. The second is for servers that answer nothing while they work, such as code of users.
+- Another instance takes requests, and has no unanswered probe itself. If there is none, the gateway itself may be cut
   off, and moving requests would gain nothing.
 
 A silent instance gets no new requests. Those that it has are sent elsewhere, except those whose answer has begun, those
 that may not be repeated, and those without tries left: they stay where they are, and end as they would have. It is
-probed further, and opens with its first byte or answer. If it was a false alarm, its usual time is longer from then on.
+still probed, and opens with its first byte or answer. If it was a false alarm, its usual time is longer from then on.
 
 Nothing here is done for each request. One timer of the gateway looks at all instances every `LOOK_S`; connections note
-that a byte has come. If the timer itself is late, as the gateway or its machine was busy, that time does not count.
+that a byte has come. If the timer itself is late because the gateway or its machine was busy, that time does not count.
 """
 
 from collections.abc import Callable, Collection
@@ -45,25 +46,25 @@ ANSWER_S = 0.5
 """Time to answer a probe."""
 PATIENCE = 3.0
 FORGOTTEN = 0.005
-"""Share of the usual time without a byte that each look with a byte takes off."""
+"""The share by which each look with a byte reduces the usual time without a byte."""
 MAX_LATE_S = 0.2
-"""A look that is later than this tells of the gateway, not of instances."""
+"""A look that is later than this shows a delay of the gateway, not of instances."""
 MAX_ASKED = 2
 """Probes begun at one look: at most 40 per second, however many instances there are."""
 
 
 class Hearing(msgspec.Struct):
-    """What one instance with requests lets hear."""
+    """The signs of life of one instance with requests."""
 
     byte_at: float
     """When the last byte came; if it had no request then, when it got one."""
     sign_at: float
-    """The same, or when it last answered a probe."""
+    """`byte_at`, or when it last answered a probe, whichever is later."""
     is_busy: bool = False
     has_answered: bool = False
     """Whether a byte has ever come."""
     usual_s: float = 0.0
-    """The longest time without a byte, slowly forgotten."""
+    """The longest time without a byte, which decays slowly."""
     answers_meanwhile: bool = False
     """Whether it answered the last probe in time."""
     wait_s: float = QUIET_S
@@ -86,7 +87,7 @@ class Hearing(msgspec.Struct):
         self.sign(now)
 
     def sign(self, now: float) -> None:
-        """It is there: a byte has come, or an answer to a probe."""
+        """Note a sign of life: a byte, or an answer to a probe."""
         if self.overdue(now):
             self.answers_meanwhile = False
             self.usual_s = max(self.usual_s, now - self.byte_at)
@@ -94,7 +95,7 @@ class Hearing(msgspec.Struct):
 
 
 class Look(NamedTuple):
-    """What follows from a look."""
+    """The result of a look."""
 
     asked: list[str]
     """Instances to probe."""
@@ -105,7 +106,7 @@ class Look(NamedTuple):
 
 
 class Silences:
-    """Which instances of a deployment are silent, as one gateway sees it."""
+    """Which instances of a deployment are silent, as far as one gateway can tell."""
 
     def __init__(self) -> None:
         self._known: dict[str, Hearing] = {}
@@ -148,7 +149,7 @@ class Silences:
         return Look(self._to_ask(waiting, now), silent, back)
 
     def answered(self, instance_id: str, now: float) -> None:
-        """A probe was answered."""
+        """Note that a probe was answered."""
         one = self._known.get(instance_id)
         if one is None:
             return
@@ -164,7 +165,7 @@ class Silences:
             self._heard.append(instance_id)
 
     def unanswered(self, instance_id: str, now: float, *, unmade: bool = False) -> None:
-        """A probe has ended without an answer. `unmade`: for want of something on this side, which proves nothing."""
+        """Note that a probe has ended without an answer. `unmade`: it was not sent, for a reason on this side."""
         one = self._known.get(instance_id)
         if one is not None:
             one.is_asked = False
@@ -172,7 +173,7 @@ class Silences:
                 one.asked_at, one.sign_at = None, now
 
     def _forgive(self, now: float) -> None:
-        """Take time off during which the gateway did not look."""
+        """Discount time during which the gateway did not look."""
         last_at, self._looked_at = self._looked_at, now
         if last_at is None or now - last_at < LOOK_S + MAX_LATE_S:
             return

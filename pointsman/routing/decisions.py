@@ -40,7 +40,7 @@ How: TypeAlias = tuple[str, str, str, int]
 
 
 class Decided(msgspec.Struct, eq=False, gc=False):
-    """The numbers that a decision rests on. The decision itself is built when it is read, which is rare."""
+    """The numbers that a decision is based on. The decision itself is built when it is read, which is rare."""
 
     request_id: str
     target_instance_id: str

@@ -99,7 +99,7 @@ class RequestEvents:
             self._sender.send_waiting(pool, now, commands)
 
     def _refuse_duplicate(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
-        """Its id is taken, and the record of that id belongs to the first request."""
+        """Refuse a request whose id is taken: the record of that id belongs to the first request."""
         self._journal.counters.arrived += 1
         why = Reason("id-in-flight", {"request_id": request.request_id})
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))

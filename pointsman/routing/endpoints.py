@@ -1,4 +1,4 @@
-"""The data layer: instances as the dispatcher sees them, with what was observed and what was sent to them.
+"""The data layer: the instances of a dispatcher, with what was observed and what was sent to them.
 
 Enters: instances, measurements (with their time), reservations. Leaves: a roster whose columns are always current.
 The one rule: plugins only read. What was never measured is marked as such, never as zero load.
@@ -25,7 +25,7 @@ KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
 """When the engine was last measured; -inf: never."""
 HOLDS_UNTIL = "holds_until"
-"""When the measurements of an idle engine, which is measured less often, are out of date; -inf: by their age."""
+"""When the measurements of an idle engine, which is measured less often, are out of date; -inf: their age decides."""
 SENT_SINCE_MEASURED = "sent_since_measured"
 """Requests sent from the backlog since that measurement, which does not include them yet."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
@@ -162,7 +162,7 @@ class Endpoint:
 
 
 class LoadColumns:
-    """The columns that follow every request: load, requests in flight, expected latency."""
+    """The columns that change with every request: load, requests in flight, expected latency."""
 
     __slots__ = ("columns", "woken")
 
@@ -219,12 +219,12 @@ class LoadColumns:
             self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
-        """Count a request that was sent from the queue by measurements that do not include it yet."""
+        """Count a request that was sent from the queue, and that the last measurement does not include."""
         if endpoint.row >= 0:
             self.columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
 
     def rest(self, endpoint: Endpoint, until: float | None) -> None:
-        """Observe an idle endpoint less often; its measurements count as current `until` then."""
+        """Observe an idle endpoint less often; its measurements count as current until `until`."""
         endpoint.rests = self.columns[IN_FLIGHT_REQUESTS][endpoint.row] <= endpoint.theirs[0]
         if endpoint.rests and until is not None:
             self.columns[HOLDS_UNTIL][endpoint.row] = until
@@ -388,7 +388,7 @@ class EndpointTable:
 
 
 def survey(fleet: EndpointTable, readings: Iterable[tuple[str, Metrics]], now: float) -> None:
-    """Take over what engines report at this time. Instances that have left are skipped."""
+    """Record what engines report at this time. Instances that have left are skipped."""
     columns, in_flight, loads = fleet._columns, fleet._columns[IN_FLIGHT_REQUESTS], fleet._columns[LOAD]
     for instance_id, metrics in readings:
         if (endpoint := fleet._by_id.get(instance_id)) is None:
@@ -415,7 +415,7 @@ def close(fleet: EndpointTable, endpoint: Endpoint, why: Reason) -> None:
 
 
 def reopen(fleet: EndpointTable, endpoints: Iterable[Endpoint]) -> None:
-    """Let the owners of instances decide again."""
+    """Let instances take requests again, unless their owners say otherwise."""
     for endpoint in endpoints:
         endpoint.closed = endpoint.instance.closed
         fleet._columns[ACCEPTS][endpoint.row] = float(endpoint.instance.can_accept_request)

@@ -1,4 +1,5 @@
-"""A model of engines, learned from what a gateway sees: when requests were sent, first tokens came and answers ended.
+"""A model of engines, learned from what a gateway observes: when requests were sent, first tokens came and answers
+ended.
 
 Enters: the lengths of busy periods with the work that was done in them, the pace of answers, and their lengths. Leaves:
 the time to read a prompt, the time of a step, and the share of answers that are longer than a number of tokens. The one
@@ -34,7 +35,7 @@ class TimeFit:
         d, e, f = (*prior, *self._padding)
         self._towards = (a * d, b * e, c * f)
         self._least = tuple(0.02 * value for value in prior)
-        """More work never takes less time."""
+        """Minimum coefficients: more work never takes less time."""
         self._decay = decay
         self._sums = (0.0,) * 9
         """Decaying sums of the products of the xs, row by row from the diagonal on; and of the xs."""

@@ -108,7 +108,7 @@ class EngineWork:
         self.patient = 0
         """Number of prompts whose first token will not be seen."""
         self.left_ms = 0.0
-        """The sum of `reading` over all prompts."""
+        """The estimated time to read all prompts in `reading`."""
         self.head_ms = 0.0
         """The reading time of the first prompt."""
         self.since = 0.0
@@ -154,7 +154,8 @@ class EngineWork:
         return one.ttft
 
     def ended(self, request_id: str, output_tokens: int | None, now: float) -> None:
-        """Handle a request that has left. `output_tokens` of its answer; None if there is none, or they are unknown."""
+        """Handle a request that has left. `output_tokens`: those of its answer; None if there is none, or if
+        unknown."""
         one = self.reading.get(request_id)
         if one is not None:
             if output_tokens is None:
@@ -216,7 +217,7 @@ class EngineWork:
             self._model.reading.learn((prompts, tokens * 1e-3, pairs * 1e-6), took, self.slowness)
 
     def _read_those_before(self, request_id: str, now: float) -> None:
-        """Prompts are read in order: those before this one are read, if only their ends will be seen."""
+        """Handle prompts before this one that do not stream as read, because prompts are read in order."""
         if next(iter(self.reading)) == request_id:
             return
         for other_id, other in list(self.reading.items()):
@@ -226,7 +227,7 @@ class EngineWork:
                 self._read(other_id, other, now)
 
     def settle(self, now: float) -> None:
-        """Prompts whose first token will not be seen are read when the time for them is over."""
+        """Handle prompts of requests that do not stream as read once the time for them is over."""
         while self.reading:
             request_id, one = next(iter(self.reading.items()))
             if one.streams or now - self.since < one.ms:

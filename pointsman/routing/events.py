@@ -114,9 +114,10 @@ class Failed(DispatcherEvent, frozen=True):
     local: str = ""
     """What kept the gateway from sending it, such as a lack of file descriptors; empty if the instance has failed."""
     full: bool = False
-    """The instance had no room because others use it too: this is not a try, and it may be sent there again."""
+    """Whether the instance had no room because others use it too: this is not a try, and it may be sent there again."""
     answered: bool = False
-    """Its client gets the instance's answer unless another one can be tried: it does not wait for a pause to end."""
+    """Whether its client gets this instance's answer unless another can be tried: it does not wait for a pause to
+    end."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):
@@ -148,7 +149,7 @@ class Paused(DispatcherEvent, frozen=True):
 
 
 class Silenced(DispatcherEvent, frozen=True):
-    """An instance has gone silent, and takes no more requests until it is heard again."""
+    """An instance has gone silent, and takes no more requests until it answers again."""
 
     instance_id: str
     why: Reason
@@ -157,7 +158,7 @@ class Silenced(DispatcherEvent, frozen=True):
 
 
 class HeardAgain(DispatcherEvent, frozen=True):
-    """A silent instance answers."""
+    """An instance that was silent answers again."""
 
     instance_id: str
 
@@ -258,7 +259,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 class WakeAt(msgspec.Struct, frozen=True):
-    """Fire the timer at this time, instead of any earlier command."""
+    """Fire the timer at this time. Replaces any earlier `WakeAt`."""
 
     at: float
 

@@ -9,7 +9,7 @@ stands out if in the last 30 to 60 s
 
 - at least 5 errors of one kind count, and at least 3 of them were contradicted; 20 if there are no second opinions,
 - their share of its results exceeds that of its peers by 10 points; by 50 for 429, as it may only be the smallest,
-- and the difference of the two shares is at least 4 standard errors, few second opinions making for large ones.
+- and the difference of the two shares is at least 4 standard errors, which are large if there are few second opinions.
 """
 
 from collections import defaultdict
@@ -40,12 +40,12 @@ REPORT_INTERVAL_S = 1.0
 """Minimum interval between reports of one instance."""
 
 MAX_SPARED = 7
-"""While second opinions confirm errors of a kind, up to 2 to the power of this many errors pass between two of them."""
+"""While second opinions confirm errors of a kind, only one error in up to 2 to the power of this gets another."""
 MAX_SPARED_OUTLIER = 3
 """MAX_SPARED for an instance that has more such errors than its peers."""
 
 FIRST_PAUSE_S = 0.1
-"""The pause of an instance that does not say how long it is; it doubles with each that follows without a success."""
+"""The pause of an instance that does not say how long it is; it doubles with each further pause before a success."""
 MAX_OWN_PAUSE_S = 10.0
 MAX_PAUSE_S = 60.0
 """Maximum pause: an instance that asks for more is tried again after this time."""

@@ -1,11 +1,11 @@
 """What dispatchers of the same instances share with each other: requests in flight, and what plugins have learned.
 
-Enters: messages of other dispatchers, with the time. Leaves: messages for them, and events for the own dispatcher. The
-one rule: messages are optional. A dispatcher that receives none decides by what it has sent itself.
+Enters: messages of other dispatchers, with the time. Leaves: messages for them, and events for this process's
+dispatcher. The one rule: messages are optional. A dispatcher that receives none decides by what it has sent itself.
 
 A message has absolute numbers for the instances whose numbers have changed, so two messages can be merged into one;
-`begin_again` restores what was lost with a connection. Each dispatcher adds what others have in flight to its
-own columns (`endpoints.share`), where scorers, filters and limits find it without knowing of others.
+`begin_again` restores what was lost with a connection. Each dispatcher adds what others have in flight to its own
+columns (`endpoints.share`), where scorers, filters and limits find it without depending on other dispatchers.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """A promotion: from a canary's two shares to the decision whether its candidate takes effect.
 
-Enters: the time, and the counts of both shares. Leaves: a verdict with its reason, once there is one. The one rule: if
-it is not known that the condition holds, the policy in force stays.
+Enters: the time, and the counts of both shares. Leaves: a verdict with its reason, once there is one. The one rule:
+unless the condition is known to hold, the policy in force stays.
 
     running -> promoted      the condition holds when the time is over
             -> rolled back it does not, too little is known, or the candidate fails, errs or is much worse before

@@ -380,7 +380,7 @@ class Journal:
     def went_at_once(
         self, sent: "Sent", made: Decided, trace: Trace | None, now: float, why: Reason | None = None
     ) -> None:
-        """A request was sent on arrival. `why`: why a stand-in decided about it, if so."""
+        """Record that a request was sent on arrival. `why`: why a stand-in decided about it; None if none did."""
         self.counters.arrived += 1
         self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)
@@ -389,7 +389,7 @@ class Journal:
             record.dropped = why
 
     def tried(self, request: RequestMetadata, trace: Trace | None, failure: SchedulingFailure[Endpoint] | None) -> None:
-        """A cycle ran for a waiting request."""
+        """Record that a cycle ran for a waiting request."""
         record = self.records.get(request.request_id)
         if record is not None:
             record.trace, record.failure = trace, failure

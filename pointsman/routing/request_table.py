@@ -133,7 +133,7 @@ class Pool:
     eviction: InFlightEviction | None
     """Stops running requests for more important ones of the same model; None: nothing is stopped."""
     saturation: PoolSaturation | None
-    """Says how full the instances are; None: saturation holds nothing back."""
+    """Measures how full the instances are; None: saturation holds nothing back."""
 
     def __init__(self, model: str, plan: DispatchPlan, fleet: EndpointTable) -> None:
         self.model = model
@@ -143,7 +143,7 @@ class Pool:
         self.configure(plan)
 
     def configure(self, plan: DispatchPlan) -> None:
-        """Start with an empty queue of the form that the plan says."""
+        """Start with an empty queue of the form that the plan specifies."""
         self.queue = plan.make_queue()
         self.eviction = None if plan.make_eviction is None else plan.make_eviction()
         self.saturation = None if plan.detector is None else PoolSaturation(plan.detector)
@@ -180,8 +180,8 @@ class Pools:
         return pool if pool is not None and pool.queue.is_open else None
 
     def configure(self, plan: DispatchPlan) -> list[tuple[Pool, list[Queued]]]:
-        """Give each pool an empty queue by another plan. Returns the waiting requests of pools that had any, in
-        order."""
+        """Give each pool an empty queue according to another plan. Returns the waiting requests of pools that had any,
+        in order."""
         self._plan = plan
         left = [(pool, list(pool.queue.waiting())) for pool in self.waiting()]
         for pool in self._by_model.values():
@@ -198,7 +198,7 @@ class Pools:
         return len(idle)
 
     def waiting(self) -> list[Pool]:
-        """Those in which a request waits."""
+        """The pools in which a request waits."""
         if not self.busy:
             return []
         waiting = [pool for pool in self.busy.values() if len(pool.queue)]
@@ -211,7 +211,7 @@ class Pools:
             pool.queue.pool_changed(pool.is_empty, now)
 
     def with_expired(self, now: float) -> list[Pool]:
-        """Those in which a request has waited too long."""
+        """The pools in which a request has waited too long."""
         return [pool for pool in self.waiting() if (due := pool.queue.next_expiry()) is not None and due <= now]
 
     def next_expiry(self) -> float | None:

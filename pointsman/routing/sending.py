@@ -288,7 +288,7 @@ class Sender:
     def look(self, item: Queued, now: float) -> None:
         """Try a request without sending it, and note the result in its record, with every reason.
 
-        A policy that decides by batch has no table, because the route's table would be that of another policy.
+        If a policy decides by batch, no trace is kept, because the route's trace would be that of another policy.
         """
         policy, cycle = self._policy, self.chooser.cycle(item.request, now, traced=True)
         trace = cycle.trace if policy is None else None

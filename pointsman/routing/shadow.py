@@ -4,8 +4,8 @@ Enters: each decision of the policy in force, with the numbers that it was made 
 it agrees, what its choices are expected to lead to, and where it differs most. The one rule: a candidate costs at most
 its share of decision time, runs after the request was sent, and changes no decision, whatever it does.
 
-What was really sent is all that counts: the load that a candidate sees is the real one, and producers of prefixes are
-those of the policy in force where both have the same settings.
+Only what was really sent counts: a candidate decides with the real load, and producers of prefixes are those of the
+policy in force where both have the same settings.
 """
 
 from collections import deque
@@ -128,7 +128,7 @@ class CandidateCounts(msgspec.Struct):
     samples: list[Sample] = []
     differences: list[Difference] = []
     own_state: bool = False
-    """Whether it has state that only sampled requests feed."""
+    """Whether it has state that only sampled requests update."""
     suspended_s: float | None = None
     problem: str = ""
     """Its last failure."""
@@ -239,7 +239,7 @@ class Decision(msgspec.Struct, gc=False):
     target: Endpoint
     result: SchedulingResult[Endpoint]
     uncached: Any
-    """Tokens of the prompt that each endpoint has to compute, if the policy in force knows; else None."""
+    """Tokens of the prompt that each endpoint has to compute, if the policy in force provides them; else None."""
     cost: float | None
     sampled: bool
     """Whether it is compared; False if it only updates the state of a candidate that decides about a share."""
@@ -378,7 +378,7 @@ class Shadow:
         assert self._records is not None
         record = self._records.get(decision.request.request_id)
         if record is not None and record.ended_at is not None:
-            return 0.0  # plugins that learned where it went would never see its end
+            return 0.0  # plugins that learn where it went would never be notified of its end
         if not decision.sampled:
             for one in self.candidates:
                 one.follow(decision)

@@ -1,7 +1,7 @@
 """How near two instances are: same NVLink or NUMA domain, same host, same rack, or none of these.
 
 The `host` and the labels of an instance say where it is. A domain counts only within one host. An unknown location is
-far from everything. The published plugins know a `Location` instead: host, rack, zone and region, from labels of any
+far from everything. The published plugins use a `Location` instead: host, rack, zone and region, from labels of any
 name.
 """
 

@@ -42,7 +42,7 @@ def _spread(z: int) -> int:
 
 
 class SplitMix64:
-    """Seeding `random.Random` instead would take a quarter of a scheduling cycle."""
+    """A small random generator: seeding `random.Random` instead would take a quarter of a scheduling cycle."""
 
     __slots__ = ("_state",)
 

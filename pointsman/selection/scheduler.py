@@ -122,7 +122,7 @@ class Scheduler(Generic[C]):
         self.producer_failures: dict[str, int] = {}
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
-        """One decision. Every profile sees the original candidates."""
+        """One decision. Every profile gets the original candidates."""
         for producer in self.producers:
             try:
                 producer.produce(cycle, candidates)

@@ -106,7 +106,7 @@ class Strategy(SchedulingPolicy):
     """
 
     plugins: tuple[Any, ...] = ()
-    """Plugins that its rules read. A dispatcher tells them what it sends where, and which instances leave."""
+    """Plugins that its rules read. A dispatcher notifies them of what it sends where, and of instances that leave."""
 
     @abstractmethod
     def order(self, request: RequestMetadata) -> Any:
@@ -115,7 +115,8 @@ class Strategy(SchedulingPolicy):
     def order_at(self, request: RequestMetadata, now: float) -> Any:
         """The key at this time, if it depends on time; by default it does not.
 
-        A queue asks when the request is about to go, and puts it where the new key belongs. A key may only grow.
+        A queue calls this when the request is about to go, and moves it to where the new key belongs. A key may only
+        grow.
         """
         return self.order(request)
 

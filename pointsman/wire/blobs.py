@@ -47,7 +47,8 @@ _SIZES = {
     for kind, sizes in {"b": "1", "i": "1 2 4 8", "u": "1 2 4 8", "f": "2 4 8 16", "c": "8 16 32"}.items()
     for size in sizes.split()
 }
-"""The kinds of simple numbers that arrays may have, and their bytes. Numpy would read whole programs in a dtype."""
+"""The kinds of simple numbers that arrays may have, and their bytes. Numpy itself accepts descriptions of any
+complexity."""
 _Dtype = Annotated[str, Meta(min_length=3, max_length=4)]
 """Byte order, kind and size, such as <f8."""
 _Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=32)]
@@ -318,7 +319,7 @@ def load_arrays() -> None:
 
 
 def array_from_ext(data: memoryview) -> Any:
-    """Raises ValueError, whatever the bytes are."""
+    """The array in an extension. Raises ValueError, whatever is wrong with the bytes."""
     dtype, shape, content = _decode_array(data)
     size = _SIZES.get(dtype[1:])
     if size is None or dtype[0] not in ("<>" if size > 1 else "|"):
@@ -349,7 +350,7 @@ _decode_file = Decoder(StoredFile).decode
 
 MAX_CONTAINERS, MAX_VALUES = 30_000, 2_000_000
 """Lists and mappings in the arguments of a client, and all values in them. An empty list takes one byte of a body and
-64 of memory; many numbers belong into an array."""
+64 of memory; many numbers belong in an array."""
 MAX_LONG_STRINGS = 100_000
 """Maximum strings of 32 bytes and more, and byte strings, in binary: they are counted one by one, too."""
 UNCHECKED_BYTES = 64 * 1024

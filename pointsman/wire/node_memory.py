@@ -111,7 +111,7 @@ class Fetcher:
 
 
 class FilesOfNodes:
-    """`SharedMemory` of the runtimes, as gateways of several nodes see it: files are freed where they are."""
+    """`SharedMemory` of the runtimes, for gateways on several nodes: files are freed where they are."""
 
     def __init__(self, secret: str) -> None:
         self._clients = NodeClients(secret)
@@ -126,7 +126,7 @@ class FilesOfNodes:
             self._clients.to(home).exchange("POST", FREE_PATH, body, FREE_S, _left_to_the_sweep, headers)
 
     def remove_older_than(self, age_s: float) -> None:
-        """Nothing: nodes do that themselves."""
+        """Does nothing: nodes do that themselves."""
 
 
 def _left_to_the_sweep(_: Reply) -> None:

@@ -1,12 +1,12 @@
 """Large buffers in files that live in memory: one copy in, none out.
 
-A sender copies its buffers into a file and sends its name; a receiver maps it, read-only. The gateway removes the name
-when the request has ended. New memory costs ten times as much as copying, so a sender keeps its files (by a second,
-hidden name) and reuses one when its public name is removed and no receiver holds a lock on it. A receiver's lock lives
-as long as its mapping, and so as long as any array made from it.
+A sender copies its buffers into a file and sends the file's name; a receiver maps the file, read-only. The gateway
+removes the name when the request has ended. New memory costs ten times as much as copying, so a sender keeps its files
+(by a second, hidden name) and reuses one when its public name is removed and no receiver holds a lock on it. A
+receiver's lock lives as long as its mapping, and so as long as any array made from it.
 
-On several nodes, a blob says whose memory its file is in: the `home` of a node is its name and the address of the
-server that sends files to other nodes. A receiver on the same node maps the file; another one fetches it
+On several nodes, a blob names the node whose memory its file is in: the `home` of a node is its name and the address of
+the server that sends files to other nodes. A receiver on the same node maps the file; another one fetches it
 (`node_memory.py`).
 """
 
@@ -66,7 +66,7 @@ class BufferSource(Protocol):
 
 
 class BufferFiles:
-    """`SharedMemory` of the runtimes: the files of a folder, as gateways see them."""
+    """`SharedMemory` of the runtimes: the files of a folder, for gateways."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,10 +130,10 @@ class _Kept:
 
 
 class SharedBuffers:
-    """The shared memory of one plane on one node, as one of its processes sees it."""
+    """The shared memory of one plane on one node, for one of its processes."""
 
     def __init__(self, folder: str | Path, home_file: str = "") -> None:
-        """`home_file`: has the home of this node; empty if a plane has one node only."""
+        """`home_file`: the path of a file with the home of this node; empty if a plane has one node only."""
         self._folder = str(folder)
         self._home_file = home_file
         self._lock = threading.Lock()

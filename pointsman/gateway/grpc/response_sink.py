@@ -88,7 +88,7 @@ MANY, FEW = 64, 16
 
 
 class NotAnswered(PointsmanError):
-    """There is no answer, or no more of it: the HTTP status, and why."""
+    """There is no answer, or the rest of it is missing: the HTTP status, and why."""
 
     def __init__(self, status: int, why: str, retry_after_s: int | None = None) -> None:
         self.status, self.retry_after_s = status, retry_after_s

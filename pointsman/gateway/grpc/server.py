@@ -42,7 +42,7 @@ _STRING, _MESSAGE = FieldDescriptorProto.TYPE_STRING, FieldDescriptorProto.TYPE_
 
 
 def _file() -> FileDescriptorProto:
-    """The descriptor that the compiler would make of predict.proto."""
+    """The descriptor that the compiler would generate from predict.proto."""
     file = FileDescriptorProto(
         name="pointsman/v1/predict.proto", package=PACKAGE, syntax="proto3", dependency=[struct_pb2.DESCRIPTOR.name]
     )
@@ -183,7 +183,7 @@ Messages: TypeAlias = AsyncIterator[bytes]
 
 
 class GrpcCall:
-    """One call, and where its answer goes."""
+    """One call, and the sink for its answer."""
 
     def __init__(self, form: Form) -> None:
         self.sink = GrpcSink(form)
@@ -205,8 +205,8 @@ class PredictService:
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        # Requests are decoded here, so that there is an answer if they cannot be. Each has one message; as a stream of
-        # messages it is not received before the key is checked.
+        # Requests are decoded here, so that invalid ones are answered. Each call has one message; declared as a stream
+        # of messages, it is not received before the key is checked.
         how = {"response_serializer": _serialized}
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -303,7 +303,7 @@ class PredictService:
 
 
 def _as_http(context: Context) -> HttpRequest:
-    """The call as a client over HTTP would have sent it, without what its message says."""
+    """The call as a client over HTTP would have sent it, without the contents of its message."""
     headers = {
         name.encode(): value.encode("utf-8", "replace")
         for name, value in context.invocation_metadata() or ()
@@ -322,7 +322,7 @@ def _input(message: Any) -> bytes:
 
 
 def _within(context: RequestContext, seconds: float | None) -> RequestContext:
-    """The same, with the deadline of the call if that is earlier."""
+    """The context, with the deadline of the call if that is earlier."""
     if seconds is None:
         return context
     until = time.monotonic() + seconds
@@ -336,7 +336,7 @@ def _serialized(response: Any) -> bytes:
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 UNREAD = 100_000
-"""Calls that may arrive at once. gRPC drops more without a reason, so the limit is high."""
+"""Maximum calls that wait to be accepted. gRPC drops further ones without a reason, so the limit is high."""
 
 
 class PredictServer:
@@ -366,7 +366,7 @@ class PredictServer:
         reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._server)
 
     async def start(self, listen: str, tls: TlsSpec | None) -> int:
-        """Listen; the port. Raises RuntimeError if the address is not available."""
+        """Listen. Returns the port. Raises RuntimeError if the address is not available."""
         if tls is None:
             port = self._server.add_insecure_port(listen)
         else:

@@ -3,12 +3,10 @@
 Enters: requests for `/APP`, and calls of replicas through handles. Leaves: their answers, and a record of every step.
 The one rule: user code never runs here, and values that nodes pass to each other are not decoded.
 
-    applications   the applications there are, their pages, and calls of their replicas
+    applications   the applications, their pages and input schemas, and calls of their replicas
     prepared       the steps of an application, ready to be sent
     request        one request through the steps
-    results        what it has so far, the answer made of it, and its files in shared memory
+    results        its values so far, the answer made from them, the sinks that receive it, and shared memory
     step_call      one step in flight, to a replica or a model
-    response_sink  the client that waits for the answer
     records        the outcome of each request, step by step, also as OpenTelemetry traces
-    openapi        the schema of an application's input
 """

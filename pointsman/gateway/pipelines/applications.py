@@ -171,10 +171,10 @@ def openapi(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 CALLS = b"/pipelines/call"
 """Where replicas call each other through handles."""
 MODELS = b"/pipelines/v1/"
-"""Where they call models; a path of the OpenAI API follows."""
+"""Where replicas call models; a path of the OpenAI API follows."""
 SECRET = b"x-pointsman-secret"
 CALLER = b"x-pointsman-caller"
-"""The step that calls a model."""
+"""The header that names the step that calls a model."""
 
 
 class Applications:
@@ -394,7 +394,7 @@ def _deadline(settings: Extension, now: float) -> float | None:
 
 
 def refused(error: NotAdmitted | BadRequest | BadInput) -> NotAdmitted:
-    """The answer to a request that is not begun."""
+    """The error for a request that cannot be started."""
     if isinstance(error, NotAdmitted):
         return error
     status, code = (422, "bad_input") if isinstance(error, BadInput) else (400, "invalid_body")

@@ -14,7 +14,8 @@ from pointsman.wire import CallHead, placeholder, template
 
 
 class PreparedStep(msgspec.Struct, frozen=True):
-    """A step with its arguments as they are sent; values that are not known yet are numbers of blobs."""
+    """A step with its arguments as they are sent; values that are not known yet are replaced by the numbers of their
+    blobs."""
 
     step: Step
     deployment: str

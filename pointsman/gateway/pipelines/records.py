@@ -12,7 +12,7 @@ from pointsman.reasons import Reason
 from pointsman.render.text import text_table
 
 BAR = 40
-"""Characters of the total time in a waterfall."""
+"""Width of the total time in a waterfall, in characters."""
 
 
 class StepRecord(msgspec.Struct, eq=False):
@@ -69,7 +69,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
     def summary(self) -> dict[str, Any]:
-        """A summary in the form of that of a request to a model."""
+        """A summary in the same form as that of a request to a model."""
         instances = {step.instance for step in self.steps if step.instance}
         return {
             "request_id": self.request_id,
@@ -183,7 +183,7 @@ class StepJournal:
             record.ended_at, record.failure = now, failure
 
     def over(self, status: int | None) -> float:
-        """The request has ended. Returns the seconds it took."""
+        """Note that the request has ended. Returns the seconds that it took."""
         now = time.monotonic()
         self.record.ended_at, self.record.status = now, status
         return now - self.record.arrived_at
@@ -209,7 +209,7 @@ Export = Callable[[PipelineRecord, str], None]
 
 
 def exporting() -> Export | None:
-    """Exports traces as the environment says; None if it names no endpoint."""
+    """The export that the environment configures; None if it names no endpoint."""
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return None
     try:

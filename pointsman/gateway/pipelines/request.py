@@ -1,7 +1,7 @@
 """One request through an application: from its input to its answer, ended exactly once.
 
 The run says which steps are ready; each is sent as a separate request; results are kept, unread, until all steps that
-need them have them. When the deadline is over, the calls in flight are stopped.
+need them have them. When the deadline has passed, the calls in flight are stopped.
 """
 
 import time
@@ -49,7 +49,7 @@ class RequestContext(msgspec.Struct, frozen=True):
     deadline: float | None = None
     """The time on the gateway's clock; None if there is no deadline."""
     traceparent: str = ""
-    """The trace that the client's request is part of, as W3C writes it."""
+    """The trace that the client's request is part of, in the format of W3C."""
 
 
 class StepCalls:
@@ -196,7 +196,8 @@ class StepCalls:
         return index == self._application.flow.streams and self._form in IN_PIECES
 
     def settle(self, index: int, body: bytes = b"") -> ModelCall | None:
-        """Charge a model's tokens to the tenant, as if it had sent the request itself; None if it is not a model."""
+        """Charge the tokens of a model's call to the tenant. Returns the call; None if the step does not call a
+        model."""
         model, call = self.models.get(index), self._calls.get(index)
         if model is not None and call is not None:
             usage = model.usage(body)
@@ -216,7 +217,7 @@ class StepCalls:
                 note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
-        """Give up all calls; returns their steps."""
+        """Give up all calls. Returns their steps."""
         calls, self._calls = self._calls, {}
         for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)

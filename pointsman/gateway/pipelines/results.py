@@ -61,7 +61,7 @@ class ResponseSink(Protocol):
     form: Form
 
     def wait_for(self, handler: RequestHandler) -> None:
-        """Takes the handler that makes the answer, which must learn if the client disconnects or reads slowly."""
+        """Set the handler that makes the answer; it is notified if the client disconnects or reads slowly."""
 
     def answer(self, content_type: bytes, body: bytes) -> None: ...
 
@@ -223,7 +223,7 @@ class Results:
     # The answer
 
     def answer(self, head: ResponseHead | None) -> tuple[bytes, bytes]:
-        """Content type and body; `head`: of the response of the last step, if any. Raises `UnreadableBlob`."""
+        """Content type and body; `head`: that of the response of the last step, if any. Raises `UnreadableBlob`."""
         flow, is_value = self._flow, self._form in (BLOB, VALUE)
         if flow.streams is not None:
             kind = BLOB_TYPE if is_value else JSON_TYPE if head is None else head.content_type or JSON_TYPE

@@ -112,7 +112,7 @@ class StepCall(InFlight, eq=False):
     """Reads a stream of events: all are passed on as they come, and only those with data extend the deadline."""
 
     def begin(self, now: float) -> None:
-        """Hand it to the dispatcher of its lane."""
+        """Hand the call to the dispatcher of its lane."""
         self.upstream.in_flight[self.request.request_id] = self
         self.lane.carry_out(self.lane.dispatcher.handle(Arrived((self.request,)), now))
 
@@ -258,7 +258,7 @@ class _Raised(msgspec.Struct):
     traceback: str = ""
     pickled: str = ""
     node: str = ""
-    """A call that this one has made."""
+    """The node that failed, if the error came from a call that this code made."""
 
 
 def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailure:

@@ -16,7 +16,7 @@ from pointsman.selection.scheduler import failed
 class PrefixBasedPdDecider:
     """Prefills elsewhere if the endpoint that decodes would have to compute at least `non_cached_tokens` of the prompt.
 
-    Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or when its cache is unknown.
+    Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or if that endpoint's cache is unknown.
     """
 
     def __init__(self, non_cached_tokens: int = 0, prompt_tokens: int = 0) -> None:
@@ -117,7 +117,7 @@ class DisaggProfileHandler:
         return ()
 
     def _stay_near(self, cycle: RequestCycle, results: Results, stage: str) -> None:
-        """Set NEAR: the KV cache moves between the stages, so topology scorers must know where the first one is."""
+        """Set NEAR: the KV cache moves between the stages, so topology scorers need the location of the first one."""
         for endpoint in chosen(results, stage)[:1]:
             cycle[NEAR] = endpoint
 

@@ -46,7 +46,7 @@ class BurstPrefixCacheProducer:
 
     At most `max_per_replica` of them go to one endpoint; then the scorers choose another, which the next ones follow.
     Prompts that share at least `min_colocate_blocks` blocks follow each other too, while their endpoint has at most its
-    share of the window's requests. No request waits for the others. What is cached from earlier on still counts.
+    share of the window's requests. No request waits for the others. What was cached earlier still counts.
     """
 
     def __init__(

@@ -118,8 +118,8 @@ class PredictedLatencyProducer:
     """Learns how fast engines read prompts and write answers, and predicts both latencies of a request per endpoint.
 
     A deployment learns one model from all of its endpoints, and per endpoint how much slower or faster it is. Only what
-    the gateway sees itself is used: no measurement is older than the last request. Objectives are those of the request,
-    else `ttft_slo_ms` and `tpot_slo_ms`.
+    the gateway itself observes is used: no measurement is older than the last request. Objectives are those of the
+    request, else `ttft_slo_ms` and `tpot_slo_ms`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PredictedLatencyProducer:
                 raise ValueError(f"{parameter} is {value:g}; it must be above 0")
         self._ttft, self._tpot = ttft_slo_ms, tpot_slo_ms
         self.geometry = ttft_slo_ms, tpot_slo_ms
-        """Its settings: producers with equal settings have equal knowledge."""
+        """Its settings: producers with equal settings have learned the same."""
         self.model = EngineModel()
         self.works: dict[str, EngineWork] = {}
         """The work of instances, by endpoint id."""

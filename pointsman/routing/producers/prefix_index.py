@@ -1,4 +1,4 @@
-"""The index of which server was sent which beginnings of prompts, as hashes.
+"""The index of the beginnings of prompts that each server was sent, as hashes.
 
 The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
 per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
@@ -52,12 +52,13 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 class KnownRows:
     """Rows of hashes of the prompts seen last. A prompt that begins like one of them is hashed a row at a time, at the
-    speed of memory; what is new of it, block by block."""
+    speed of memory; its new part, block by block."""
 
     __slots__ = ("_memory", "_rows")
 
     MOST, ROW_BYTES, SHARE = 2048, 1024, 16
-    """A prompt of 256 KB has five rows. They take at most a sixteenth of the memory of the index, in addition to it."""
+    """Maximum rows, assumed bytes per row, and the divisor of the index's memory that limits what rows take in
+    addition. A prompt of 256 KB has five rows."""
 
     def __init__(self, memory: "IndexMemory") -> None:
         self._memory = memory
@@ -93,7 +94,7 @@ def block_hashes(
     held: int | None = None,
     known: KnownRows | None = None,
 ) -> Chain:
-    """The chain of a prompt, of at most `max_blocks` blocks. None: all. Rows that begin behind `held` blocks, which is
+    """The chain of a prompt, of at most `max_blocks` blocks. None: all. Rows that begin after `held` blocks, which is
     more than any server holds, are not hashed."""
     step = block_size * BYTES_PER_TOKEN
     end = len(tokens) if max_blocks is None else min(len(tokens), max_blocks * step)

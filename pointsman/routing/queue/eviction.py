@@ -68,14 +68,14 @@ class InFlightEviction:
         self._confirmed_at = -inf
 
     def started(self, item: Queued) -> None:
-        """A request was sent."""
+        """Note that a request was sent."""
         self._in_flight += 1
         self._started += 1
         if self._may_stop.evictable(item):
             self._sheddable.put(item, self._order.eviction_key(item, self._started), -self._started)
 
     def ended(self, item: Queued, now: float) -> None:
-        """A request has left its instance, for whatever reason."""
+        """Note that a request has left its instance, for whatever reason."""
         self._in_flight -= 1
         self._sheddable.discard(item)
         if item in self._stopping:

@@ -1,7 +1,7 @@
 """Fairness between the flows of a band: which flow is next.
 
-Configuration names a policy; each band gets its own `Turns` from it. Turns know which flows have waiting requests,
-and the head of each. Every method takes at most O(log n) steps in the number of flows.
+Configuration names a policy; each band gets its own `Turns` from it. Turns keep track of the flows that have waiting
+requests, and of the head of each. Every method takes at most O(log n) steps in the number of flows.
 """
 
 from abc import ABC, abstractmethod
@@ -19,11 +19,12 @@ class Turns(ABC):
 
     @abstractmethod
     def waits(self, flow: str, head: Queued) -> None:
-        """A flow has waiting requests, `head` first. Called when it starts to wait, and whenever its head changes."""
+        """Note that a flow has waiting requests, `head` first. Called when it starts to wait, and whenever its head
+        changes."""
 
     @abstractmethod
     def leaves(self, flow: str) -> None:
-        """A flow has no waiting requests any more."""
+        """Note that a flow has no more waiting requests."""
 
     @abstractmethod
     def next(self) -> str | None:
@@ -34,10 +35,11 @@ class Turns(ABC):
         or `leaves` follows. Charge it now: more may be taken before this one is sent."""
 
     def returned(self, item: Queued) -> None:
-        """A taken request was not served after all. If it is in the order again, `waits` was called before."""
+        """Note that a taken request was not served after all. If it is in the order again, `waits` was called
+        before."""
 
     def ended(self, item: Queued, output_tokens: int) -> None:
-        """A taken request has been served."""
+        """Note that a taken request has been served."""
 
 
 @runtime_checkable

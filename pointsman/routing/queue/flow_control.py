@@ -150,15 +150,15 @@ class FlowControl:
     # Another queue
 
     def continue_from(self, before: "FlowControl") -> None:
-        """Replace another queue, and take over since when there have been instances, or none."""
+        """Replace another queue: keep whether there are instances, and since when."""
         self._deadlines.pool_is_empty = before._deadlines.pool_is_empty
         self._deadlines.changed_at = before._deadlines.changed_at
 
     def adopt(self, item: Queued) -> None:
         """Take over a request that waits in another queue or was served from it, with the time that it has waited.
 
-        There is always room for it, as it was let in before. Take over those that were served first: they count for
-        the turns, but have no place in the order unless they are put back.
+        There is always room for it, as it was let in before. Take over served requests before waiting ones: served ones
+        count for the turns, but have no place in the order unless they are put back.
         """
         served = item.stage is QueueStage.SERVED
         item.band = self._bands.of(item.priority)
@@ -198,8 +198,8 @@ class FlowControl:
         return None
 
     def take(self, item: Queued, now: float) -> None:
-        """Pop a request out of turn, because a policy that sees all waiting ones has chosen it. Follow it like
-        `pop`."""
+        """Pop a request out of turn, because a policy that decides about all waiting requests has chosen it. Follow it
+        like `pop`."""
         _expect(item, QueueStage.WAITING)
         self._backlog.hold(item, now)
 
@@ -216,7 +216,7 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def ended(self, item: Queued, output_tokens: int, now: float | None = None) -> None:
-        """Note that a served request has ended with this much output. `now` is None if it was served in vain."""
+        """Note that a served request has ended with this much output. `now` is None if it failed."""
         _expect(item, QueueStage.SERVED)
         item.ended_at = now
         item.stage = QueueStage.LEFT

@@ -52,7 +52,7 @@ class Queued(msgspec.Struct, eq=False):
     answered: bool = False
     """Whether it has an instance's error, for its client if no other instance serves it; set by the dispatcher."""
     ended_at: float | None = None
-    """When it was served; None if it was not, or in vain. Set by the queue."""
+    """When it ended with an answer; None if it has not, or failed. Set by the queue."""
     _flow: str | None = None
 
     @property

@@ -107,7 +107,7 @@ def _current_at(endpoints: Endpoints) -> Column:
 
 class ConcurrencyDetector:
     """Saturation by what was sent and has not ended: requests, tokens, or the fuller of the two (`hybrid`). As a filter
-    it rejects full endpoints, even if these are all.
+    it rejects full endpoints, even if that is all of them.
     """
 
     def __init__(

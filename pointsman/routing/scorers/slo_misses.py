@@ -137,7 +137,7 @@ class SloMissScorer:
         reading: Column,
         context: Column,
     ) -> Column:
-        """The scores. Harm is never negative: once the next endpoint costs more without it, none behind it can win."""
+        """The scores. Harm is never negative: once the next endpoint costs more without it, none after it can win."""
         now, works, rows = cycle.now * 1000.0, outlook.works, candidates.rows
         weighed: list[tuple[int, float, EngineWork]] = []
         best, chosen = inf, order[0]
