@@ -63,7 +63,7 @@ LISTED = 50
 LONGEST = 100
 """Maximum characters of a name for which the nearest is searched: the search takes quadratic time."""
 CONSIDERED, COMPARED = 200, 4
-"""Names that the search looks at: those with the same first letter and of the most similar length; and names that it
+"""Names that the search considers: those with the same first letter and of the most similar length; and names that it
 compares letter by letter: those with the most pairs of letters in common."""
 MAX_ENTRIES = 2000
 """Maximum number of files in a folder that are searched for a similar name."""
@@ -244,5 +244,5 @@ class ProgramCall:
 
 
 PROGRAM_CALL = ProgramCall()
-"""The command line sets it."""
+"""Set by the command line."""
 command = PROGRAM_CALL.command

@@ -24,7 +24,7 @@ class Parameters(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
 
 
 class Spelled(msgspec.Struct, frozen=True):
-    """This parameter has another name in YAML than camel case gives."""
+    """A parameter whose name in YAML differs from its camel case form."""
 
     name: str
 

@@ -55,7 +55,7 @@ _MEDIA = tuple(b'"%b"' % kind for kind in (b"image_url", b"input_image", b"input
 
 
 class Stamp(float):
-    """The time at which a request was created, for a request that does not say when it arrived."""
+    """The time at which a request was created, for a request without an arrival time."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class Stamp(float):
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
-    """One request, as far as scheduling needs to know it."""
+    """The properties of one request that scheduling uses."""
 
     request_id: str
     prompt: str | bytes | memoryview | tuple[str | bytes, ...] = ""
@@ -126,7 +126,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
         return self.arrival_time + self.slo_deadline_ms / 1000
 
     def arrived_at(self, now: float) -> float:
-        """When it arrived, on the clock of `now`; `now` if the request does not say."""
+        """When it arrived, on the clock of `now`; `now` if the request has no arrival time."""
         given = self.arrival_time
         return now if given is None or isinstance(given, Stamp) else float(given)
 
@@ -137,7 +137,7 @@ def arrived(request: RequestMetadata, now: float) -> RequestMetadata:
 
 
 class ExecutionInstance(msgspec.Struct, kw_only=True):
-    """A running model server, and its owner's knowledge about it."""
+    """A running model server, with the properties that its owner maintains."""
 
     instance_id: str
     host: str = ""
@@ -211,7 +211,7 @@ class WorkerStatus(Enum):
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """The index of its driver."""
+    """Its index according to the driver."""
     memory_bytes: int
     model: str = ""
     vendor: str = "nvidia"
@@ -240,7 +240,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     reserved_memory_bytes: int = 0
     """Reserved for the system, never given to instances."""
     reserved_gpu_bytes: int = 0
-    """Reserved on each GPU, likewise."""
+    """Reserved on each GPU for the system, never given to instances."""
     unified_memory: bool = False
     """Whether its GPUs use the memory of the machine."""
     files: frozenset[str] = frozenset()

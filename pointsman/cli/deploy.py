@@ -25,7 +25,7 @@ examples:
 
 POLL_S = 0.2
 AFTER_TRACEBACK = ("the replica cannot start", "[pointsman]")
-"""How lines of a log begin that come after what the code of a node raised."""
+"""Prefixes of the log lines that follow the traceback of a node's code."""
 
 
 def add(commands: Any) -> None:

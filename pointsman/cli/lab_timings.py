@@ -80,7 +80,7 @@ class EngineTimings:
         return answers[0][0] + before + len(longest) / 2, step_ms
 
     async def _answer(self, length: int, tokens: int) -> tuple[int, list[float]]:
-        """The prompt tokens that the engine has not seen before, and the time of each token of its answer, in ms."""
+        """The tokens of a prompt that is new to the engine, and the time of each token of its answer, in ms."""
         number = next(self._numbers)
         prompt = f"{number} " + "the quick fox " * int(length * self._characters / 14 + 1)
         body = {

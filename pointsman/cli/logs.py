@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines_of(answer: dict[str, str]) -> list[str]:
-    """Not splitlines: progress bars write \\r within a line."""
+    """The lines of a log. Not splitlines: progress bars write \\r within a line."""
     text = answer["text"].removesuffix("\n")
     return text.split("\n") if text else []
 

@@ -45,7 +45,7 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_CONFIRMATIONS = 5
-"""Maximum number of repeated confirmations because the running instances have changed meanwhile."""
+"""Maximum number of confirmations of one change; it is repeated if the running instances have changed."""
 
 
 def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:

@@ -205,7 +205,7 @@ class ProgressView:
         self._write(f"{time.strftime('%H:%M:%S')} {text}")
 
     def _write(self, text: str) -> None:
-        """Write a line, if possible: a plane outlives its terminal, and a full disk behind its output."""
+        """Write a line, if possible: a plane keeps running if its terminal is gone, or if its disk is full."""
         self._embedded.gateway.tasks.attempt("output", lambda: print(text, flush=True))
 
 

@@ -140,7 +140,7 @@ class _NodeReader:
         self._problems = problems
         self.named: dict[str, Node] = {}
         self._incomplete = False
-        """Note that a node could not be read: an unknown name may be its name."""
+        """Whether a node could not be read, so that an unknown name may be its name."""
 
     def nodes(self, document: ApplicationDocument) -> list[Node]:
         """All nodes, as far as they can be read."""

@@ -334,7 +334,7 @@ def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str,
         return
     for name in [*old, *(name for name in new if name not in old)]:
         if name == "name" and None in (before, after):
-            continue  # the dot is part of the field
+            continue  # the name is part of the field already
         yield from differences(old.get(name), new.get(name), f"{field}.{name}" if field else name)
 
 

@@ -47,8 +47,7 @@ class SourceTree:
     """The modules and files below some folders, and their imports from there."""
 
     def __init__(self, roots: Sequence[Path], sources: Sources | None = None) -> None:
-        """`roots`: in the order in which Python looks at them. `sources`: there are these files and no others; None:
-        those on disk."""
+        """`roots`: in the order in which Python searches them. `sources`: the only files; None: those on disk."""
         self._roots = roots
         self._sources = sources
         self._imports: dict[Path, list[str]] = {}

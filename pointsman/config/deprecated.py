@@ -1,6 +1,6 @@
 """Older forms of the published picker's plugins -> today's forms, with a warning that names the new form.
 
-Enters: entries of `plugins`. Leaves: entries that the registry knows, with their paths; an old one may become several.
+Enters: entries of `plugins`. Leaves: entries that the registry has, with their paths; an old one may become several.
 The one rule: an entry keeps the name that references use.
 """
 

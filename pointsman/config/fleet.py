@@ -48,7 +48,7 @@ class GpuSpec(Section, frozen=True):
     links: list[str] = []
     """The link of each GPU, if they do not share one."""
     pcie: str = ""
-    """The PCIe switch that connects them, likewise."""
+    """The PCIe switch that connects them; the same name in another entry is the same switch."""
     numa: Number | None = None
     vendor: str = ""
     """Default: that of the model."""
@@ -81,7 +81,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     status: WorkerStatus = WorkerStatus.READY
     unified_memory: bool = False
-    """Its GPUs use the memory of the machine."""
+    """Whether its GPUs use the memory of the machine."""
     reserved: ReservedSpec = ReservedSpec()
     used: UsedSpec = UsedSpec()
     files: list[str] = []
@@ -106,7 +106,7 @@ class FleetInstanceSpec(Section, frozen=True, kw_only=True):
     gpu_layers: Annotated[int, Meta(ge=1)] | None = None
     """Layers on the GPU, if the others are on the CPU."""
     exclusive: bool = False
-    """No other instance may be on its GPUs."""
+    """Whether no other instance may be on its GPUs."""
     memory: Size = None
     """Memory that it uses on each worker."""
     cpus: Amount = 0.0

@@ -52,7 +52,7 @@ class RuntimeSpec(Section, frozen=True):
     namespace: Namespace = "pointsman"
     """The namespace of the plane in the cluster; each namespace has one plane."""
     lease: Lease = 3.0
-    """A node that hears from neither the plane nor the keeper for this long ends its engines."""
+    """A node that receives nothing from the plane or the keeper for this long ends its engines."""
     orphan_grace: OrphanGrace = 60.0
     """How long instances and gateways keep running without a plane."""
 

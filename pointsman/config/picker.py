@@ -275,7 +275,7 @@ class Profiles:
 
 
 def _place(producer: Producer[Endpoint]) -> int:
-    """Producers that read the facts of others come after them."""
+    """The rank of a producer: those that read the facts of others come after them."""
     late = (BurstPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer)
     return next((place for place, kind in enumerate(late, start=1) if isinstance(producer, kind)), 0)
 

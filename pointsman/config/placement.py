@@ -1,4 +1,4 @@
-"""The `placement` of a deployment, and what the parameters of its engine say of it -> what its instances ask for.
+"""The `placement` of a deployment, and what the parameters of its engine say about it -> what its instances ask for.
 
 Enters: the section, the engine. Leaves: an ask, or problems. The one rule: where the section and the engine differ, or
 two of their fields contradict each other, that is a problem; neither is ignored silently.

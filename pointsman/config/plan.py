@@ -74,7 +74,7 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
     endpoints_file: str = ""
     """A file that lists the endpoints of the deployment, as its `dataLayer.discovery` says."""
     queues: bool = False
-    """Even without the gate, requests wait for room, in a default queue."""
+    """Whether requests wait for room even without the gate, in a default queue."""
     warnings: tuple[ConfigWarning, ...] = ()
     """Warnings of a standalone document; those of a deployment's config are in the plan of the manifest."""
 
@@ -138,7 +138,7 @@ class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
         return [self.policy] if self.picker is None else [*self.picker.plugins.values()]
 
     def dispatch_plan(self) -> DispatchPlan:
-        """The plan of one dispatcher, of which only the choice of an instance is used."""
+        """The plan of one dispatcher, from which only the choice of an instance is used."""
         return _dispatch_plan(self.policy, self.picker, None)
 
 
@@ -180,7 +180,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
     follows: str = ""
     """The deployment whose number of instances it copies: all shards of a node follow the first one."""
     internal: bool = False
-    """Only pipelines send it requests: clients cannot use its model."""
+    """Whether only pipelines send it requests, so that clients cannot use its model."""
     replica_code: CodeInForce | None = None
     """The user's code that its replicas load when they start; None if it has none."""
 
@@ -313,7 +313,7 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
         return _joined([*(one.code for one in self.deployments), code_of_scaling(self.scaling)])
 
     def scaled_together(self) -> dict[str, str]:
-        """Deployments that the application's own policy decides about, and their nodes; for shards, only the first."""
+        """Deployments that the application's own policy scales, and their nodes; for shards, only the first."""
         leaders = {one.follows for one in self.deployments}
         return {
             one.name: one.name.removeprefix(f"{self.name}.").removesuffix(".0" if one.name in leaders else "")
@@ -333,7 +333,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Those of applications are among them, and are `internal`."""
     applications: tuple[ApplicationPlan, ...] = ()
     application_alone: bool = False
-    """It was built from an `Application` document alone."""
+    """Whether it was built from an `Application` document alone."""
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
     """Empty: this machine."""

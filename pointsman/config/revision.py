@@ -227,7 +227,7 @@ class EndpointsFiles:
         self._plan = PointsmanPlan()
 
     def configure(self, plan: PointsmanPlan) -> None:
-        """Take over another plan, and read its files."""
+        """Apply another plan, and read its files."""
         self._plan = plan
         before, self._files = self._files, {}
         for one in plan.deployments:
@@ -243,7 +243,7 @@ class EndpointsFiles:
         return any(changed)
 
     def desired(self) -> Desired:
-        """What the plan wants, with the endpoints of the files."""
+        """The desired state of the plan, with the endpoints of the files."""
         wanted = {}
         for name, deployment in self._plan.desired().deployments.items():
             more = self._files[name].endpoints if name in self._files else ()

@@ -208,7 +208,7 @@ class NodeScaling:
         self._per_node = self._common is not None and self._common.policy in scaling_policies()
         made = scaling(self._common, problems, ("scaling",), replicas=None)
         self.of_application = None if self._per_node else made
-        """Called for all nodes at once; None if there is no such policy."""
+        """The plan with the policy that is called for all nodes at once; None if there is none."""
         self._broken = len(problems) > before
 
     def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:

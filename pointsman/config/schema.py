@@ -335,12 +335,12 @@ class GatewaySpec(Section, frozen=True):
     max_buffered_bytes: Bytes = 512 * 1024 * 1024
     """Bytes of requests in memory, for all clients together. Requests beyond it are refused with 503."""
     allowed_hosts: list[str] = []
-    """Names, beside those of this machine, that browsers and clients may use in Host and Origin."""
+    """Names, besides those of this machine, that browsers and clients may use in Host and Origin."""
     public_pages: bool | None = None
     """Serve /metrics and schemas of applications without a key; default: unless there are keys and it listens beyond
     this machine."""
     paths: tuple[str, ...] = PATHS
-    """More paths of engines that are passed on to instances, beside those of OpenAI's and Anthropic's APIs."""
+    """More paths of engines that are passed on to instances, besides those of OpenAI's and Anthropic's APIs."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
     """Time that running streams get to end after SIGTERM."""
@@ -399,12 +399,12 @@ class DeploymentSpec(Section, frozen=True):
     aliases: list[str] = []
     """More names that clients may use; engines get the name that they serve."""
     adapters: list[str] = []
-    """LoRA adapters that the engine serves, by names that clients use and the engine knows."""
+    """LoRA adapters that the engine serves, by the names that clients and the engine use."""
     replicas: Number = 1
     """Instances of `engine` to run."""
     engine: DesiredEngine | None = None
     endpoints: list[EndpointSpec] = []
-    """Servers that are already running; beside those of `engine`, or instead of them."""
+    """Servers that are already running; in addition to those of `engine`, or instead of them."""
     endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
     """A YAML list of more endpoints, watched for changes."""
     max_concurrency: Count | None = None
@@ -448,7 +448,7 @@ class NodeSpec(NodeOptions, frozen=True, kw_only=True):
     version: str = ""
     """Version of the code. Replicas of another version are replaced."""
     joins: bool = False
-    """Its method `join` gets the results of its shards."""
+    """Whether its method `join` gets the results of its shards."""
 
 
 class CallSpec(Section, frozen=True, kw_only=True):
@@ -488,7 +488,7 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     python_path: list[str] = []
     """More folders of modules, relative to this file."""
     scaling: dict[str, Any] | None = None
-    """One scaling section for all nodes: the policy sees them all, and the limits apply to nodes without their own."""
+    """One scaling section for all nodes: the policy gets them all, and the limits apply to nodes without their own."""
 
 
 KINDS: dict[str, type[Section]] = {

@@ -38,7 +38,7 @@ class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
 
 
 class Invalid:
-    """Stands in for a value that could not be read. It is false, so that `if spec.type:` reads well."""
+    """Stands in for a value that could not be read. It is falsy, so that `if spec.type:` reads well."""
 
     def __bool__(self) -> bool:
         return False
@@ -157,7 +157,7 @@ class Validator:
     def _struct(self, data: Any, kind: type[msgspec.Struct], path: FieldPath) -> Any:
         before = len(self.problems)
         values = self.fields(data, fields_of(kind), path)
-        # An incomplete struct shows the rest of the loader what is there, so that it finds more problems.
+        # An incomplete struct lets the rest of the loader check the fields that are there, and find more problems.
         if not isinstance(data, dict) or (len(self.problems) > before and hasattr(kind, "__post_init__")):
             return INVALID
         try:

@@ -46,7 +46,7 @@ def _applied(event: events.Applied, turn: Transition) -> None:
 
 
 def _applicable(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
-    """The spec of an instance before its update: the new one if dispatchers need not know, else only its lifecycle."""
+    """The spec of an instance before its update: the new one if dispatchers need no update, else only its lifecycle."""
     same = instance.endpoint is not None or instance.recipe == spec.recipe
     if same and (instance.foreign or instance.served(True) == instance.served(True, spec)):
         return spec
@@ -263,7 +263,7 @@ class Controller:
         self._shown: dict[str, InstanceStatus] = {}
         """The same statuses by id."""
         self.phase_changes: list[events.PhaseChange] = []
-        """The time of the last event."""
+        """Phases that instances entered with the last event."""
 
     @property
     def desired(self) -> Desired | None:
@@ -311,7 +311,7 @@ class Controller:
         state, turn = self._state, Transition(self._state, now)
         HANDLERS[type(event)](event, turn)
         if state.desired is not None or not state.open:
-            self._settle(turn)  # first: unplaced instances come before those whose time is over just now
+            self._settle(turn)  # first: unplaced instances come before those that are due just now
             due = []
             while len(self._due) and self._due.first_key() <= now:
                 due.append(self._due.pop())

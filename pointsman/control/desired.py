@@ -45,13 +45,13 @@ class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
     """What a server requires of requests."""
 
     served_model: str = ""
-    """The name by which the server knows the model; empty: that of the deployment."""
+    """The server's name for the model; empty: that of the deployment."""
     api_key_env: str = ""
     """The environment variable with its API key."""
     api_key_file: ExistingFile = ""
     """The file with its API key."""
     messages_api: Literal["", "native", "translated"] = ""
-    """Whether it serves Anthropic's API, or gets such requests in translation; empty: as the engine's adapter says."""
+    """Whether it serves Anthropic's API, or receives such requests translated; empty: as the engine's adapter says."""
 
     @property
     def key(self) -> str:
@@ -147,9 +147,9 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """The name that clients use."""
     aliases: tuple[str, ...] = ()
-    """More names for it, which engines do not have."""
+    """Other names for it, which engines do not accept."""
     adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters, which engines have."""
+    """Names of LoRA adapters, which engines accept."""
     replicas: int = 1
     """Instances of `engine` to run; 0 without an engine."""
     engine: DesiredEngine | None = None

@@ -31,7 +31,7 @@ class Applied(ControllerEvent, frozen=True):
 
 
 class Adopted(ControllerEvent, frozen=True):
-    """A process of an earlier plane was taken over. Reported before the first `Applied`, else it is started again."""
+    """A process of an earlier plane was taken over. Reported before the first `Applied`, or it is started again."""
 
     instance_id: str
     deployment: str
@@ -107,7 +107,7 @@ class ProbeNotMade(ControllerEvent, frozen=True):
 
 
 class WentIdle(ControllerEvent, frozen=True):
-    """No request was on an instance between its last two probes: it may be probed less often."""
+    """No request was in flight on an instance between its last two probes: it may be probed less often."""
 
     instance_id: str
 
@@ -154,7 +154,7 @@ class DrainAsked(ControllerEvent, frozen=True):
 
 
 class PlaceNeeded(ControllerEvent, frozen=True):
-    """The place of an instance is needed. It is drained, and comes back when there is another place."""
+    """The place of an instance is needed. The instance is drained, and comes back when there is another place."""
 
     instance_id: str
     why: Reason

@@ -104,7 +104,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     process: str | None
     """The runtime's name for its process; None if Pointsman does not run it."""
     in_service: bool
-    """Whether requests are on it, or may be sent to it."""
+    """Whether it may have requests in flight, or be sent new ones."""
     restarts: int
     reason: Reason | None
     """Its last failure, or why it leaves; None if neither applies."""
@@ -122,7 +122,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     hindered: bool = False
     """Whether the runtime lacked the means to launch it."""
     halted: bool = False
-    """Its rollout is stopped: it failed to start too often, and instances of the earlier recipe keep serving."""
+    """Whether its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve."""
     final: bool = False
     """Whether it cannot start, and is not tried again until it is applied again."""
     recipe: str = ""
@@ -130,7 +130,7 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     start_up_s: float | None = None
     """Seconds from launch to ready; None if it was not ready yet, or if its launch was not seen."""
     has_failed: bool = False
-    """It crashed, hung or did not start, and has not been ready since."""
+    """Whether it crashed, hung or did not start, and has not been ready since."""
     given_up: bool = False
     """Whether it has failed to start so often that no request waits for it, though it is still tried again."""
     leaving: bool = False
@@ -190,14 +190,14 @@ class Instance(msgspec.Struct, kw_only=True):
     port: int = 0
     process: str | None = None
     serving: ExecutionInstance | None = None
-    """The state of it that dispatchers have; None if it is not in service."""
+    """Its state as dispatchers have it; None if it is not in service."""
     restarts: int = 0
     failures: int = 0
     """Consecutive failures; the backoff doubles with each."""
     failed_starts: int = 0
     """Consecutive failed starts with this recipe."""
     halted: bool = False
-    """It is not restarted while instances of an earlier recipe serve."""
+    """Whether its restart waits while instances of an earlier recipe serve."""
     final: bool = False
     """Whether its start has failed for a reason that no further try can change."""
     hindered: bool = False
@@ -208,7 +208,7 @@ class Instance(msgspec.Struct, kw_only=True):
     """None if the launch was not seen."""
     start_up_s: float | None = None
     has_served: bool = False
-    """It was ready once with this recipe, so that a restart may help after a crash."""
+    """Whether it was ready once with this recipe, so that a restart may help after a crash."""
     reason: Reason | None = None
     probing: bool = False
     probed_at: float | None = None
@@ -230,14 +230,14 @@ class Instance(msgspec.Struct, kw_only=True):
     """Whether it was probed early because no other instance was ready."""
     killed: bool = False
     renewing: bool = False
-    """It is launched again as soon as its process has ended."""
+    """Whether it is launched again as soon as its process has ended."""
     drain_asked: bool = False
     outdated: Reason | None = None
     """Why another instance replaces it; None if it may stay."""
     leaving: bool = False
     """Whether it is no longer desired."""
     in_no_hurry: bool = False
-    """There is no drain timeout: its place is not needed."""
+    """Whether there is no drain timeout, because its place is not needed."""
     place: Place | None = None
     unplaced_since: float | None = None
     """When it was first refused a place; None if it has one, or was not tried."""
@@ -337,7 +337,7 @@ class Instance(msgspec.Struct, kw_only=True):
             labels |= endpoint.labels
         elif limit is None:
             limit = spec.engine_slots
-        price, gpus = spec.price, 0 if self.place is None else len(self.place.gpus)  # no known instance
+        price, gpus = spec.price, 0 if self.place is None else len(self.place.gpus)  # no known GPU without a place
         if endpoint is not None:
             gpus, price = endpoint.gpus, _own_price(endpoint, price)
         return ExecutionInstance(

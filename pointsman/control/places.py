@@ -26,7 +26,7 @@ class Places:
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
         self._pending: dict[str, Worker] = {}
-        """Workers that the placer does not know yet, because thousands may come before it is used again."""
+        """Workers that were not passed to the placer yet, because thousands may come before it is used again."""
         self._placer: Placer | None = None
         self.learned = LearnedWorkload()
         """The asks so far: packing keeps room for such asks."""
@@ -93,8 +93,8 @@ class Places:
         return () if found is None else found.victims
 
     def keep(self, instance_id: str, place: Place, deployment: str) -> list[str]:
-        """Claim the place of an adopted instance, if the worker is known that it runs on. Returns the workers that are
-        missing from its place then."""
+        """Claim the place of an adopted instance, if the worker that it runs on is known. Returns the workers of its
+        place that are missing."""
         if place.home not in self._workers or instance_id in self.fleet.occupants:
             return []
         there = tuple(claim for claim in place.claims if claim.worker in self._workers)
@@ -148,8 +148,8 @@ def preview(
 
 
 def remember(places: Places, stored: str) -> None:
-    """What an earlier controller has learned of the asks to expect, as `LearnedWorkload.as_json` gave it; empty:
-    nothing."""
+    """Restore what an earlier controller has learned about expected asks, as `LearnedWorkload.as_json` returned it;
+    empty: nothing."""
     counts = msgspec.json.decode(stored, type=list[KindCount]) if stored else []
     places.learned = LearnedWorkload([*counts, *places.learned.counts()])
     if places._placer is not None:

@@ -43,7 +43,7 @@ class Preemption(msgspec.Struct, frozen=True):
     evictions: tuple[tuple[str, Reason], ...] = ()
     """Instances, and why."""
     retarget: bool = False
-    """The target of another deployment has become 0."""
+    """Whether the target of another deployment has become 0."""
 
 
 class Preemptor:
@@ -145,7 +145,7 @@ class Preemptor:
 
 
 def in_the_way(refusal: Reason | None) -> Reason | str:
-    """What is in the way, for sentences that say already that there is no place; empty if it is not known."""
+    """What is in the way, for sentences that already say that there is no place; empty if it is not known."""
     if refusal is None:
         return ""
     plain = refusal.plain()
@@ -173,7 +173,7 @@ def spare_replicas(one: ScaledDeployment, now: float) -> int:
 
 
 def _has_stayed(one: ScaledDeployment, now: float) -> bool:
-    """Whether its minimum stay is over, and no operator ordered its target."""
+    """Whether its minimum stay is over, and its target was not set by an operator."""
     minimum_s = min(MAX_MINIMUM_STAY_S, one.observed.start_up_s or MAX_MINIMUM_STAY_S)
     return one.guard.override is None and one.observed.loaded_for_s(now) >= minimum_s
 

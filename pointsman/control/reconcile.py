@@ -32,7 +32,7 @@ def between_recipes(before: str, after: str) -> Reason:
         ValueError,
         LookupError,
         AttributeError,
-    ):  # another version of Pointsman has stored it
+    ):  # it was stored by another version of Pointsman
         return unknown
     return _changes(old, new) or unknown
 
@@ -102,18 +102,18 @@ DRAIN_ASKED = Reason("drain-asked")
 class What(Enum):
     START = "start"
     STOP = "stop"
-    """It is drained first if it is in service."""
+    """Stop an instance, which is drained first if it is in service."""
     KEEP = "keep"
-    """It drains because there were too many, and is wanted after all."""
+    """Keep an instance that drains because there were too many, and is wanted after all."""
     RESTART = "restart"
-    """It is not in service: its process may end before the next one starts."""
+    """Restart an instance that is not in service: its process may end before the next one starts."""
     REPLACE = "replace"
-    """It is in service, and is stopped once another has taken over. Nothing to do now."""
+    """An instance is in service, and is stopped once another has taken over. Nothing to do now."""
     UPDATE = "update"
     ADD = "add"
-    """A server that was started elsewhere."""
+    """Add a server that was started elsewhere."""
     REMOVE = "remove"
-    """Such a server; it is drained first."""
+    """Remove such a server, which is drained first."""
 
 
 class ReconcileStep(msgspec.Struct, frozen=True):
@@ -127,14 +127,14 @@ class ReconcileStep(msgspec.Struct, frozen=True):
     where: Reason | None = None
     """The place that it would get, or why there is none; None if no place was looked for."""
     in_no_hurry: bool = False
-    """There is no drain timeout: there are only too many."""
+    """Whether there is no drain timeout, because the instance is merely surplus."""
 
 
 def reconcile(
     desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False, fleet: Fleet | None = None
 ) -> list[ReconcileStep]:
-    """The next steps. `shutting_down`: nothing is wanted any more. `fleet`: if there are too many instances, those are
-    stopped that free the most useful room."""
+    """The next steps. `shutting_down`: nothing is wanted any more. `fleet`: if there are too many instances, those
+    that free the most useful room are stopped."""
     mine: dict[str, list[Instance]] = {}
     leaving: dict[str, list[Instance]] = {}
     taken = set()
@@ -218,7 +218,7 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
 
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
-    """The change that dispatchers must learn about; None if there is none."""
+    """The change that must be sent to dispatchers; None if there is none."""
     same = instance.spec is spec or instance.spec == spec
     if instance.foreign or (same and instance.endpoint == endpoint):
         return None

@@ -75,7 +75,7 @@ class Transition:
         self.changed = True
 
     def publish(self, instance: Instance) -> None:
-        """Tell dispatchers what has changed about it, if anything."""
+        """Send dispatchers its present state, if it has changed."""
         current = instance.served(instance.phase is Phase.READY)
         if instance.endpoint is None:
             current.labels = labels_at(self.state.places, instance.place) | current.labels
@@ -111,7 +111,7 @@ class Transition:
         self.commands.append(events.Kill(instance.id))
 
     def release(self, instance: Instance) -> None:
-        """Its process is gone, and its place is free."""
+        """Give its place back, because its process is gone."""
         instance.place = None
         self.has_room |= self.state.places.give_back(instance.id)
 
@@ -122,7 +122,7 @@ class Transition:
         self.changed = True
 
     def phase_changes(self) -> list[events.PhaseChange]:
-        """Its status for readers, once the event has been handled."""
+        """The phases that instances have entered, to be reported once the event has been handled."""
         found = []
         for instance, phase in self.phases:
             if instance.shown_phase != phase:
@@ -163,7 +163,7 @@ def launch(turn: Transition, instance: Instance) -> None:
 
 
 def _wait_for_room(turn: Transition, instance: Instance, refused: Refused) -> None:
-    """There is no place for it: try again when there may be room, and with backoff."""
+    """Wait for a place: try again when there may be room, and with backoff."""
     instance.place, instance.renewing = None, False
     if instance.unplaced_since is None:
         instance.unplaced_since = turn.now
@@ -213,7 +213,7 @@ def _unplaced_in_order(turn: Transition) -> list[Instance]:
 
 
 def launched(turn: Transition, instance: Instance, host: str, port: int, process: str) -> None:
-    """Its process runs. If it is no longer wanted, the signal is sent now."""
+    """Note that its process runs. If it is no longer wanted, the signal is sent now."""
     instance.host, instance.port, instance.process = host, port, process
     if instance.phase is Phase.STOPPING:
         turn.commands.append(events.Kill(instance.id) if instance.killed else events.Terminate(instance.id))
@@ -232,7 +232,7 @@ def probe(turn: Transition, instance: Instance) -> None:
 
 
 def admit(turn: Transition, instance: Instance) -> None:
-    """It has done real work."""
+    """Take it into service, because it has done real work."""
     turn.enter(instance, Phase.READY)
     if instance.launched_at is not None and instance.start_up_s is None:
         instance.start_up_s = turn.now - instance.launched_at
@@ -246,7 +246,7 @@ def admit(turn: Transition, instance: Instance) -> None:
 
 
 def rest(turn: Transition, instance: Instance) -> None:
-    """It has no requests, and is probed less often. The first interval differs between instances, so that those that
+    """Probe it less often, because it has no requests. The first interval differs between instances, so that those that
     went idle together are not probed together."""
     shortest_s = instance.spec.lifecycle.probe_interval_s
     longer_s = max(len(turn.state.instances) / IDLE_PROBES_PER_S - shortest_s, 0.0)
@@ -254,7 +254,7 @@ def rest(turn: Transition, instance: Instance) -> None:
 
 
 def update(turn: Transition, instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> None:
-    """Something has changed that needs no restart."""
+    """Apply a change that needs no restart."""
     instance.spec, instance.endpoint = spec, endpoint
     if instance.serving is not None:
         turn.publish(instance)
@@ -282,7 +282,7 @@ def doubt(turn: Transition, instance: Instance, why: Reason) -> None:
 
 
 def stands_out(turn: Transition, instance: Instance, why: Reason, *, contradicted: bool) -> None:
-    """It has more errors than its peers: send it no new requests for a time, if enough others take them.
+    """Eject it for a time, because it has more errors than its peers, if enough others take requests.
 
     If no peer contradicts it, its requests may be at fault: it comes back as soon as a readiness probe succeeds.
     """
@@ -345,7 +345,7 @@ def recall_ejected(turn: Transition) -> None:
 
 
 def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = False) -> None:
-    """It does not work: restart it. An external server is only taken out of service, and probed with backoff."""
+    """Restart it: it does not work. An external server is only taken out of service, and probed with backoff."""
     turn.fail(instance, why)
     if instance.endpoint is not None:
         turn.enter(instance, Phase.UNHEALTHY)
@@ -358,7 +358,8 @@ def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = F
 
 
 def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | None = None) -> None:
-    """Its process has ended, or could not be started. `final`: why no other start helps, if it was starting."""
+    """Note that its process has ended, or could not be started. `final`: why no further start helps, if it was
+    starting."""
     instance.process = None
     turn.release(instance)
     if instance.leaving:
@@ -409,7 +410,7 @@ def _older_remain(turn: Transition, instance: Instance) -> bool:
 
 
 def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: bool = False) -> None:
-    """It is no longer wanted."""
+    """Drain, stop or remove it, because it is no longer wanted."""
     instance.leaving, instance.reason, instance.in_no_hurry = True, why, in_no_hurry
     if instance.phase in (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED) and instance.serving is not None:
         drain(turn, instance)
@@ -420,7 +421,7 @@ def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: boo
 
 
 def keep(turn: Transition, instance: Instance) -> None:
-    """It is draining because there were too many, and is wanted after all."""
+    """Take it back into service: it was draining because there were too many, and is wanted after all."""
     instance.leaving, instance.in_no_hurry, instance.reason = False, False, None
     turn.enter(instance, Phase.READY)
     instance.probed_at = turn.now
@@ -445,7 +446,7 @@ def hurry(turn: Transition, instance: Instance) -> None:
 
 
 def drained(turn: Transition, instance: Instance, why: Reason) -> None:
-    """No request is in flight any more, or the drain timeout is over."""
+    """Stop it: no request is in flight any more, or the drain timeout is over."""
     turn.withdraw(instance, why)
     if instance.endpoint is None:
         turn.terminate(instance)

@@ -30,13 +30,13 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     kv_layer_bytes: tuple[int, ...] = ()
     """The KV cache of each layer, for the requested context and concurrency."""
     kv_splits: int = 1
-    """Into how many parts tensor parallelism can divide the KV cache: the KV heads; beyond that they are replicated."""
+    """Number of parts that tensor parallelism can divide the KV cache into: its KV heads; more GPUs have replicas."""
     activation_bytes: int = 0
     """Bytes on each GPU for the activations of one step."""
     overhead_bytes: int = 0
     """Bytes on each GPU for the engine itself."""
     host_bytes: int = 0
-    """Memory of the machine, wherever the model is."""
+    """Bytes of the machine's memory, wherever the model is."""
     context: int = 0
     """Tokens per request that the KV cache is sized for; 0 without a KV cache."""
     tensor_parallel_sizes: tuple[int, ...] = (1,)
@@ -197,9 +197,9 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
     needs_gpu: bool = True
     tensor_parallel: bool = True
     layer_split: bool = False
-    """It assigns whole layers to each GPU of a worker."""
+    """Whether it assigns whole layers to each GPU of a worker."""
     distributed: bool = True
-    """One instance over several workers."""
+    """Whether one instance may span several workers."""
     partial_offload: bool = False
 
 
@@ -216,7 +216,7 @@ class EngineDemand(msgspec.Struct, frozen=True, kw_only=True):
     gpu_utilization: float | None = None
     gpu_layers: int | None = None
     host_bytes: int = 0
-    """Memory of the machine beside what the model needs there: swap space, a KV cache in memory."""
+    """Memory of the machine in addition to what the model needs there: swap space, a KV cache in memory."""
     host_bytes_per_gpu: int = 0
 
 
@@ -225,17 +225,17 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
 
     arrangement: Arrangement = Arrangement.BINPACK
     workers: frozenset[str] = frozenset()
-    """Chosen by hand; empty: any."""
+    """Names of workers that were chosen by hand; empty: any."""
     gpu_models: frozenset[str] = frozenset()
     """Models of GPUs that it may have; empty: any."""
     several_gpus: bool = True
-    """It may be divided among GPUs of one worker."""
+    """Whether it may be divided among GPUs of one worker."""
     several_workers: bool = False
-    """It may be divided among workers."""
+    """Whether it may be divided among workers."""
     partial_offload: bool = False
-    """Some of its layers may be on the CPU. An explicit `false` also forbids all of them there."""
+    """Whether some of its layers may be on the CPU. An explicit `false` also forbids all of them there."""
     cpu: bool = False
-    """It may run without a GPU, even if its engine usually has one. An explicit `false` forbids that."""
+    """Whether it may run without a GPU, even if its engine usually has one. An explicit `false` forbids that."""
     mixed_gpus: bool | Literal["generations"] = False
     """One instance may have GPUs of different models of one vendor: of one generation, or of any."""
     tensor_parallel_size: Count | None = None
@@ -245,16 +245,16 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: Count | None = None
     """GPUs of the instance; None: as few as suffice."""
     exclusive: bool = False
-    """No other instance may be on its GPUs."""
+    """Whether no other instance may be on its GPUs."""
     all_or_nothing: bool = False
-    """All missing instances of its deployment get a place, or none does."""
+    """Whether all missing instances of its deployment must get a place, or none does."""
     near: str = ""
     """A deployment; its instances should be close."""
     priority: int = 0
     preempts: bool = False
-    """Instances of negative priority may be stopped to make room."""
+    """Whether instances of negative priority may be stopped to make room."""
     overcommit: bool = False
-    """Place it even if it does not fit; the outcome says so."""
+    """Whether to place it even if it does not fit; the outcome says so."""
     cpus: Amount = 0.0
 
 
@@ -263,7 +263,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     instance_id: str
     deployment: str = ""
-    """Its instances are spread; empty if the instance belongs to none."""
+    """The deployment whose instances are spread; empty if the instance belongs to none."""
     need: Need
     engine: EngineAbility = EngineAbility()
     gpu_share: float | None = None
@@ -272,7 +272,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
     gpus: frozenset[tuple[str, int]] = frozenset()
     """(worker, index), chosen by hand; empty: any."""
     gpu_only: bool = False
-    """It must have a GPU, even if its engine could run without one."""
+    """Whether it must have a GPU, even if its engine could run without one."""
     tiers: tuple[Tier, ...] = ()
     """The ways to fit that it may have, in this order; empty: those that its rules allow, in the default order."""
     data_parallel_size: int = 1
@@ -302,7 +302,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     @property
     def demanded_gpus(self) -> int:
-        """The minimum number of its GPUs."""
+        """The minimum number of GPUs that it needs."""
         stages = self.pipeline_parallel_size or len(self.stage_layers) or 1
         split = (self.tensor_parallel_size or 1) * stages * self.data_parallel_size
         return max(split, self.gpu_count or 0, 1)

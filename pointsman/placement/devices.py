@@ -31,9 +31,9 @@ else:
     Floats = Rows = Mask = Codes = Any
 
 MAX_CACHED_MASKS = 256
-"""Kinds of asks whose static part is cached."""
+"""Maximum number of kinds of asks whose static part is cached."""
 SHARE_SLACK = 1e-9
-"""Shares are fractions that were added and subtracted."""
+"""Tolerance for rounding errors: shares are added and subtracted."""
 
 ABLE, OTHER_KIND, TAKEN, NOT_ALONE, SMALL_SHARE = range(5)
 OBSTACLES = {OTHER_KIND: "other_kind", TAKEN: "taken", NOT_ALONE: "not_empty", SMALL_SHARE: "small_share"}
@@ -51,7 +51,7 @@ class Devices:
         self.workers = self.by_worker.workers
         """The row of the worker, per GPU."""
         self._alike = {words: _codes(devices, words) for words in (False, True, GENERATIONS)}
-        """A number per GPU: GPUs with equal numbers may be in one instance, according to what the ask lets be mixed."""
+        """A number per GPU: GPUs with equal numbers may be in one instance, given what the ask allows to be mixed."""
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
         self._sizes = np.array([device.gpu.memory_bytes for device in devices], dtype=np.float64)
         self._any_unified = any(device.host.worker.unified_memory for device in devices)

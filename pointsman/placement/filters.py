@@ -1,4 +1,4 @@
-"""Which workers an ask may be on: by labels, status, choice by hand and engine. Whether there is room, tiers say."""
+"""Which workers an ask may be on: by labels, status, choice by hand and engine. The tiers check for room."""
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ MAX_CACHED_ASKS = 256
 
 
 class RejectionCache:
-    """The rows that asks of one kind are rejected from, until the members change."""
+    """Caches the rows that are rejected for each kind of ask, until the members change."""
 
     def __init__(self) -> None:
         self._known: PerMembers[Host, dict[object, list[int]]] = PerMembers(lambda _: {})
@@ -99,8 +99,8 @@ class SuitsEngine(RejectionCache):
 
 
 def unknown_choice(fleet: Fleet, ask: Ask) -> Reason | None:
-    """The first worker or GPU chosen by hand that there is not, nor ever was; None if all are known. A fleet without
-    workers knows nothing yet."""
+    """The first worker or GPU chosen by hand that has never existed; None if all have, or if the fleet has not had any
+    workers yet."""
     for worker in sorted({*ask.workers, *(worker for worker, _ in ask.gpus)}) if fleet.seen else ():
         if worker not in fleet.seen:
             near = get_close_matches(worker, fleet.seen, n=1, cutoff=0.0)

@@ -1,4 +1,4 @@
-"""The fleet as the placer sees it: workers and GPUs, what is free of them, and the claims of instances.
+"""The fleet, for the placer: workers and GPUs, how much of each is free, and the claims of instances.
 
 Enters: observed workers, claims of instances. Leaves: rosters of workers and of GPUs whose columns are always current.
 The one rule: a claim counts from `claim` to `release`, exactly once, and no longer than its worker exists.
@@ -121,7 +121,7 @@ class Occupants(Mapping[str, Occupant]):
             self._by_worker.setdefault(worker, {})[one.instance_id] = one
 
     def remove(self, instance_id: str) -> Occupant | None:
-        """None: it has no place."""
+        """The removed occupant; None if the instance has no place."""
         one = self._by_id.pop(instance_id, None)
         if one is not None:
             _discard(self._by_deployment, one.deployment, instance_id)
@@ -130,7 +130,7 @@ class Occupants(Mapping[str, Occupant]):
         return one
 
     def on(self, worker: str) -> list[Occupant]:
-        """Those with a part of a worker."""
+        """The occupants that have a part of a worker."""
         return list(self._by_worker.get(worker, {}).values())
 
     def of(self, deployment: str) -> list[Occupant]:
@@ -154,7 +154,7 @@ class Fleet:
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.occupants = Occupants()
         self.seen: dict[str, frozenset[int]] = {}
-        """Workers that are there or were, with the indexes of their GPUs: what is lost may come back."""
+        """Present and former workers, with the indexes of their GPUs: a worker that was lost may come back."""
         self.generation = 0
         """Raised whenever rows are numbered anew."""
         self._reset(map(_checked, workers))
@@ -169,8 +169,8 @@ class Fleet:
         return self._rows.host(worker)
 
     def put(self, *workers: Worker) -> list[str]:
-        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU which is gone: what
-        else they have claimed stays theirs until it is released."""
+        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU that is gone; their
+        other claims stay until they are released."""
         found = {worker.name: _checked(worker) for worker in workers}
         gpus = {name: {None, *(gpu.index for gpu in worker.gpus)} for name, worker in found.items()}
         lost = self._forfeit(found, lambda claim: claim.gpu not in gpus.get(claim.worker, {claim.gpu}))
@@ -178,15 +178,15 @@ class Fleet:
         return lost
 
     def remove(self, worker: str) -> list[str]:
-        """Remove a worker. Returns the instances that had a part of it: what they have claimed on other workers stays
-        theirs until it is released, because their processes may run there."""
+        """Remove a worker. Returns the instances that had a part of it; their claims on other workers stay until they
+        are released, because their processes may run there."""
         gone = self[worker]
         lost = self._forfeit((worker,), lambda claim: claim.worker == worker)
         self._reset(host.worker for host in self.workers if host is not gone)
         return lost
 
     def claim(self, instance_id: str, place: Place, deployment: str = "", priority: int = 0) -> None:
-        """Count what an instance takes. An instance that has a place already is a broken contract."""
+        """Count what an instance takes. Raises if it has a place already."""
         if instance_id in self.occupants:
             raise PointsmanError(f'instance "{instance_id}" has a place already; release it first')
         for claim in place.claims:
@@ -195,7 +195,7 @@ class Fleet:
         self._rows.count(place, +1)
 
     def release(self, instance_id: str) -> bool:
-        """Free what an instance had. False: it had nothing, and nothing has changed."""
+        """Free what an instance had. Returns False if it had nothing."""
         one = self.occupants.remove(instance_id)
         if one is not None:
             self._rows.count(one.place, -1)
@@ -205,7 +205,7 @@ class Fleet:
         return Snapshot(tuple(host.worker for host in self.workers), tuple(self.occupants.values()))
 
     def copy(self) -> "Fleet":
-        """The same workers and claims, to try things out on."""
+        """A fleet with the same workers and claims, for trials."""
         made = self.snapshot().fleet()
         made.seen = dict(self.seen)
         return made
@@ -236,7 +236,7 @@ class Fleet:
 
 
 class FleetRows:
-    """One numbering of the workers and GPUs, and columns of what is free of each."""
+    """One numbering of the workers and GPUs, and columns of what is free on each."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.hosts: dict[str, Host] = {}
@@ -300,7 +300,7 @@ class FleetRows:
                 counted.add(claim.worker)
                 self.changes[host.row] += 1
                 workers[INSTANCES][host.row] += sign
-            if not workers[INSTANCES][host.row]:  # fractions must not leave a residue
+            if not workers[INSTANCES][host.row]:  # rounding errors must not remain
                 workers[FREE_CPUS][host.row] = host.worker.cpus
             if device is not None:
                 row = device.row

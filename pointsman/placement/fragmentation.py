@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PARTS = 100
 """Sizes are counted in hundredths of a GPU."""
 MAX_STEPS = 500
-"""Enough for a hundred sizes; prices short of the optimum are good too."""
+"""Enough for a hundred sizes; prices short of the optimum are good enough."""
 ROUNDING = 1e-9
 
 
@@ -87,11 +87,11 @@ def _way(sizes: Sequence[int], prices: Floats, values: Floats) -> Floats:
 
 
 MAX_KINDS = 64
-"""The most common kinds stand for all."""
+"""Maximum number of kinds of asks; the most common ones represent all."""
 UNLIMITED = 1e18
 """GPUs per CPU or byte for asks that need none; infinity times 0 would be NaN."""
 SLACK = 1e-6
-"""Shares and CPUs are fractions that were added and subtracted."""
+"""Tolerance for rounding errors: shares and CPUs are added and subtracted."""
 
 
 class Make(msgspec.Struct, frozen=True):
@@ -188,7 +188,8 @@ class Uses:
 
 
 LOST = 10.0
-"""Weight of what is lost for good, relative to what one kind of ask cannot use: it decides, the other breaks ties."""
+"""Weight of what is lost for good, relative to what one kind of ask cannot use. The former decides; the latter breaks
+ties."""
 MIXTURE = 2.0
 """CPUs and memory suffice for this many times the asks of one kind, because asks that need many share workers with asks
 that need few. Values from 1.5 to 3 hardly differ; bench/README.md has the figures."""
@@ -290,7 +291,7 @@ class Fragmentation:
         there = self._fragmentation(workers, sums, cpus[workers] - part.cpus, memory[workers] - taken)
         # Sums in another order differ in their last digits; equals must stay equal.
         spoilt = np.round(there - self._fragmented[workers], 9)
-        order = np.lexsort((spoilt, workers))  # stable: of equals the first
+        order = np.lexsort((spoilt, workers))  # stable: the first on a tie
         best = order[np.flatnonzero(np.diff(workers[order], prepend=-1))]
         growth.amount[workers[best]] = spoilt[best]
         if part.gpus:

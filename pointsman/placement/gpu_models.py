@@ -1,7 +1,7 @@
 """Known GPU models: their vendor, and the memory that their driver reports.
 
 Drivers report less than the name says: an L4 "24GB" has 22.5 GiB. A model is known only if every word of its name is
-explained, so that an RTX 3080 Ti is never mistaken for an RTX 3080.
+accounted for, so that an RTX 3080 Ti is never mistaken for an RTX 3080.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What would have to change for there to be a place. Every change is tried out on the fleet as it stands."""
+"""What would have to change for there to be a place. Every change is tried out on the present fleet."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ class Hint(msgspec.Struct, frozen=True, eq=False):
 
     reason: Reason
     ask: Ask | None = None
-    """The changed ask that would have a place; None if this only says how things are."""
+    """The changed ask that would have a place; None if this is only information."""
 
     def __str__(self) -> str:
         return str(self.reason)
@@ -101,7 +101,7 @@ def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
-    """Everything allowed at once, without what is of no use."""
+    """All allowances at once, without those that do not help."""
     wanted = [name for name in ALLOWANCES if name != "mixed_gpus" and not _allows(ask, name)]
     hint = _tried(*_allowing(ask, wanted), placer)
     for name in list(wanted) if hint is not None else ():

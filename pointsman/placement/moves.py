@@ -58,7 +58,7 @@ def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
     if not ask.preempts:
         return None
     sheddable = [one for one in fleet.occupants.values() if one.priority < min(0, ask.priority)]
-    sheddable.sort(key=lambda one: one.priority)  # of equals the oldest first
+    sheddable.sort(key=lambda one: one.priority)  # the oldest first on a tie
     scratch = fleet.copy()
     placer = Placer(scratch)
     stopped: list[Occupant] = []
@@ -69,7 +69,7 @@ def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
             break
     else:
         return None
-    for one in list(stopped):  # an instance that need not go comes back
+    for one in list(stopped):  # put back instances that can stay
         scratch.claim(one.instance_id, one.place, one.deployment, one.priority)
         if isinstance(placer.place(ask, traced=False), Refused):
             scratch.release(one.instance_id)
@@ -140,8 +140,8 @@ def _rank(place: Place) -> int:
 # Which instances to stop when there are too many: the selection kernel with instances as candidates.
 #
 # Unhealthy instances go first, then those on a CPU or partly on one, then those whose removal leaves the better fleet:
-# when spreading on the most crowded worker, when packing on the emptiest. Of equals the one with the least in its cache
-# goes, then the newest.
+# those on the most crowded worker when spreading, on the emptiest when packing. On a tie, the one with the least in its
+# cache goes, then the newest.
 
 
 class Candidate(msgspec.Struct, frozen=True, eq=False):
@@ -179,7 +179,7 @@ class IsOffloaded:
 
 
 class IsCrowded:
-    """Prefers instances on workers with many others; with `emptiest`, with few."""
+    """Prefers instances on workers with many others or, with `emptiest`, with few."""
 
     bounded = True
 
@@ -210,7 +210,7 @@ class IsCold:
 
 
 class NewestBest:
-    """The highest totals; of equals the last."""
+    """The highest totals; the last on a tie."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -4,7 +4,7 @@
                                                |
                                             no worker: the next tier
 
-`place` claims nothing. The same fleet and the same ask give the same answer: of equals the first is taken.
+`place` claims nothing. The same fleet and the same ask give the same answer: on a tie, the first is taken.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
 
 
 class FirstBest:
-    """The highest total; of equals the first."""
+    """The highest total; the first on a tie."""
 
     def pick(self, cycle: Cycle[Any], ranked: Ranked[Host]) -> Sequence[Host]:
         return (ranked.candidates[int(np.argmax(ranked.totals))],)
@@ -84,7 +84,7 @@ class Placer:
 
     def __init__(self, fleet: Fleet, workload: Workload | None = None, learned: LearnedWorkload | None = None) -> None:
         """`workload`: the asks to expect; packing keeps room for them. Without one, it is learned from the asks that
-        are taken, and from what `learned` knows already."""
+        are taken, and from those that `learned` has counted already."""
         self.fleet = fleet
         self.learned = LearnedWorkload() if learned is None and workload is None else learned
         self._given = workload
@@ -131,7 +131,7 @@ class Placer:
         return None if workload is None else Fragmentation(self.fleet, workload, self.devices)
 
     def _follow(self) -> None:
-        """Use a workload that was learned meanwhile."""
+        """Use a workload that was learned in the meantime."""
         if self.learned is not None and self.learned.version != self._version:
             self._version = self.learned.version
             self._fragmentation = self._fragmentation_of(self.learned.workload)
@@ -149,7 +149,7 @@ class Placer:
     def take(self, ask: Ask, missing: int = 1) -> Placed | Refused:
         """A place for this instance, claimed. If the ask is all or nothing, there must be room for all `missing`
         instances of its deployment, this one included. Every worker and GPU that was chosen by hand must exist or have
-        existed: a wrong name is an error, even beside a right one."""
+        existed: a wrong name is an error, even next to a correct one."""
         if ask.all_or_nothing and missing > 1:
             trial = Placer(self.fleet.copy(), self.workload)
             for number in range(missing):

@@ -12,7 +12,7 @@ from pointsman.reasons import Reason, counted
 from pointsman.selection import Rejected, Trace
 
 NOT_CONSIDERED = "not considered"
-"""Beside the names of tiers: workers that no tier looks at."""
+"""A key in addition to the names of tiers: for workers that no tier considers."""
 
 
 class RefusedTier(msgspec.Struct, frozen=True, eq=False):
@@ -21,7 +21,7 @@ class RefusedTier(msgspec.Struct, frozen=True, eq=False):
     tier: Tier
     rejected: Rejected[Host]
     forbidden: bool
-    """The ask rules the tier out."""
+    """Whether the ask rules the tier out."""
 
 
 class Refused(msgspec.Struct, frozen=True, eq=False):

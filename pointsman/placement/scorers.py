@@ -77,8 +77,8 @@ class Fullest:
 
 
 class SparesCapable:
-    """Prefers a GPU in use to an empty one, and of empty ones the least capable: those of most worth are kept for asks
-    that need them. For asks for memory of one GPU; shares of a GPU are packed by what they leave."""
+    """Prefers a GPU in use to an empty one, and of empty ones the least capable: the most valuable are kept for asks
+    that need them. It applies to asks for memory of one GPU; shares of a GPU are packed by what they leave."""
 
     bounded = True
 
@@ -124,9 +124,9 @@ class LeastClaimed:
 
 
 class LeastUsed(LeastClaimed):
-    """Prefers the GPU with the fewest instances, then that of which the smallest share is claimed, then the smallest
-    hole that suffices: what only a large one can take would be refused later. Where it is not about one GPU, as
-    `LeastClaimed`."""
+    """Prefers the GPU with the fewest instances, then the one with the smallest claimed share, then the smallest
+    hole that suffices, so that large ones remain for asks that need them. For asks that do not take exactly one GPU,
+    the same as `LeastClaimed`."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

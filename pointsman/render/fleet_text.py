@@ -192,10 +192,10 @@ class Total(msgspec.Struct):
     reserved_bytes: int = 0
     others_bytes: int = 0
     free_bytes: int = 0
-    """Free bytes without held ones; never below 0."""
+    """Free bytes, excluding held ones; never below 0."""
     held_bytes: int = 0
     empty: int = 0
-    """GPUs without instances and other processes."""
+    """GPUs without instances or other processes."""
     largest_bytes: int = 0
     """The largest free part of one GPU."""
 
@@ -205,7 +205,7 @@ class Total(msgspec.Struct):
 
 
 def totals(fleet: Fleet) -> dict[str, Total]:
-    """Totals by model, in the order of the fleet. Without GPUs with unified memory, which is the machine's."""
+    """Totals by model, in the order of the fleet. GPUs with unified memory are left out: it is the machine's."""
     found: dict[str, Total] = {}
     names: dict[str, str] = {}
     columns = fleet.gpus.columns
@@ -264,7 +264,7 @@ def summary_rows(fleet: Fleet) -> list[list[str]]:
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
 MANY = "+"
-"""The deployments beyond the letters."""
+"""The mark of deployments for which no letter is left."""
 MARKS = {PartKind.RESERVED: "-", PartKind.OTHERS: "x", PartKind.HELD: "~", PartKind.FREE: " "}
 CHOSEN_MARK = "#"
 OVERCOMMITTED = "!"

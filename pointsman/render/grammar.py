@@ -27,7 +27,7 @@ def either(fact: str, value: Any, one: Template, other: Template) -> Callable[[F
 
 
 def remedied(template: str) -> Callable[[Facts], str]:
-    """Add what to do about a cause on this side, which says nothing about instances."""
+    """Append what to do about a cause on the plane's side, which is not the fault of an instance."""
     return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 

@@ -130,7 +130,7 @@ class Role(Enum):
     INPUT = "input"
     CALL = "call"
     HELD = "held"
-    """A node that no step calls: only holders of a handle do."""
+    """A node that is called only through handles, never by a step."""
     OUTPUT = "output"
 
 
@@ -165,7 +165,7 @@ class Edge(msgspec.Struct, frozen=True):
     into: str = ""
     """The argument, or the part of the output, that it becomes."""
     held: bool = False
-    """A handle: the source may call the target, and no result flows here."""
+    """Whether it is a handle: the source may call the target, and no result flows here."""
 
 
 class GraphParts(msgspec.Struct, frozen=True):

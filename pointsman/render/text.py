@@ -24,7 +24,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Foreign text on one line of at most `limit` characters, without line breaks and control characters."""
+    """Text from outside on one line of at most `limit` characters, without line breaks and control characters."""
     start = text[: 4 * limit]  # it may have megabytes
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in start).split())
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
@@ -146,7 +146,7 @@ def moves(facts: Mapping[str, Any]) -> str:
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """What explains a request, made of the JSON of its record."""
+    """The explanation of a request, made from the JSON of its record."""
     decision, refusal, tries, state = record["decision"], record["refusal"], record["failed_tries"], record["state"]
     lines = [f'request "{record["request_id"]}" is {state}']
     if decision is not None:

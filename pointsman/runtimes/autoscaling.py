@@ -38,8 +38,8 @@ from pointsman.scaling.measurements import Measurements
 from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
 
-# Observations for scaling policies: requests and replicas, custom metrics of replicas and of a Prometheus, and GPU
-# usage.  A number that cannot be read is left out: the policy sees earlier ones age, and the problem is reported.
+# Observations for scaling policies: requests and replicas, custom metrics of replicas and Prometheus servers, and GPU
+# usage. A number that cannot be read is left out: the policy keeps earlier ones, and the problem is reported.
 
 
 CUSTOM = "pointsman_custom_metric"
@@ -93,7 +93,7 @@ class MetricSources:
         return {one.name: replica_counts(instances, one.members) for one in deployments}
 
     def load(self, one: ScaledDeployment, *, gpus: bool = False) -> Load:
-        """The load of a deployment; if requested, with the last reading of the usage of its GPUs."""
+        """The load of a deployment; with `gpus`, including the last reading of its GPU usage."""
         self._demand.expect(one.name, one.observed.start_up_s)
         counts, desired = self._demand.counts(one.name), self._plans[one.name].desired
         return Load(
@@ -191,7 +191,7 @@ class CustomMetrics:
 
 
 class Result(msgspec.Struct):
-    """One series of a Prometheus answer."""
+    """One series in the response of a Prometheus server."""
 
     value: tuple[float, str]
 
@@ -204,7 +204,7 @@ class Data(msgspec.Struct, rename="camel"):
 
 
 class MetricAnswer(msgspec.Struct):
-    """The answer of a Prometheus."""
+    """The response of a Prometheus server."""
 
     status: str = ""
     data: Data | None = None
@@ -212,7 +212,7 @@ class MetricAnswer(msgspec.Struct):
 
 
 async def answer_of(query: MetricQuery) -> float | None:
-    """The sum of the present values at a Prometheus; None if it has none. Raises `NoResponse`."""
+    """The sum of the present values at a Prometheus server; None if it has none. Raises `NoResponse`."""
     try:
         parts = urlsplit(query.url)
         port = parts.port
@@ -252,7 +252,7 @@ class PolicyCalls(Protocol):
     def close(self) -> None: ...
 
     def wake(self) -> None:
-        """Look again when policies are due: one may be due earlier now."""
+        """Check again when policies are due: one may be due earlier now."""
         ...
 
     def problems(self) -> list[Reason]:
@@ -495,6 +495,6 @@ class PolicyLoop:
             return
         runner = self._runners.setdefault(policy, PolicyRunner(policy.plan.name))
         answer = await runner.run(invocation.call, invocation.time_limit_s)
-        if self._autoscaler.policies.get(policy.plan.key) is policy:  # otherwise it was replaced meanwhile
+        if self._autoscaler.policies.get(policy.plan.key) is policy:  # otherwise it was replaced
             change = self._autoscaler.answered(invocation, answer, now)
             self._decided(change, self._autoscaler.members(policy), now)

@@ -1,6 +1,6 @@
 """The controller at work: events go in one at a time, and its commands are carried out in their order.
 
-Nothing here knows processes, sockets or machines, so every runtime runs the controller in the same way.
+Nothing here depends on processes, sockets or machines, so every runtime runs the controller in the same way.
 """
 
 from collections import deque

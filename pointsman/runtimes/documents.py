@@ -165,13 +165,13 @@ class Documents:
             return changes
         marked = [(step.what, step.subject) for step in changes.steps if step.destructive]
         # The confirmation covers everything that it is about, so a new one is needed if any of that has changed
-        # meanwhile.
+        # in the meantime.
         told = msgspec.json.encode([self.revision.fingerprint, revision.fingerprint, changes.dangers, marked])
         return msgspec.structs.replace(changes, confirmation=sha256(told).hexdigest()[:16])
 
 
 async def _loaded(document: ManifestText, sources: Sources | None = None) -> PointsmanPlan:
-    # On a thread: it may import modules of the user, and requests must be served meanwhile.
+    # On a thread: it may import modules of the user, and requests must be served in the meantime.
     return await asyncio.to_thread(load_document, document, sources=sources)
 
 

@@ -38,7 +38,7 @@ THE_PLANE = Asker()
 
 class PlaneEvent(msgspec.Struct, frozen=True):
     number: int
-    """Grows by one with each event, also over restarts."""
+    """Grows by one with each event, even across restarts."""
     at: float
     """Unix time."""
     deployment: str
@@ -137,7 +137,7 @@ class EventLog:
             del self.restarts[name]
 
     def since(self, number: int, limit: int, deployment: str = "") -> list[dict[str, Any]]:
-        """The newest events after a number, oldest first. A number that is still to come is of another log: all are
+        """The newest events after a number, oldest first. A number above the last is from another log: all events are
         new then."""
         number = number if number <= self._last else 0
         found = [one for one in self._events if one["number"] > number and deployment in ("", one["deployment"])]

@@ -1,4 +1,4 @@
-"""The plane's end of several gateways, whose traffic it handles as one.
+"""The plane's side of several gateways, whose traffic it handles as one.
 
 Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of
 their reports. The one rule: an instance is idle once every live gateway has confirmed it. A gateway that has not
@@ -59,7 +59,7 @@ class IdleCall(NamedTuple):
 
 
 class LinkedGateway:
-    """A gateway in another process, as its plane knows it."""
+    """The plane's state of a gateway in another process."""
 
     def __init__(self, name: str, worker: str = "") -> None:
         """`worker` is where it runs; empty: the machine of the plane."""
@@ -239,7 +239,7 @@ class SharedTraffic:
     # Gateways
 
     def connected(self, one: LinkedGateway, send: Callable[[PlaneMessage], None]) -> None:
-        """Send the whole state to a gateway that has connected and knows the documents in force."""
+        """Send the whole state to a gateway that has connected and loaded the documents in force."""
         one.send = send
         one.lanes.clear()
         for deployment, instance in self.instances.in_service.values():
@@ -347,7 +347,7 @@ class SharedInstances:
                 one.send(notice)
 
     def tell_unavailability(self) -> None:
-        """Tell gateways why no instance takes requests, if that has changed."""
+        """Send gateways why no instance takes requests, if that has changed."""
         why = self._local.hooks.unavailability
         if not self._group.members or why is None:
             return
@@ -362,7 +362,7 @@ class SharedInstances:
 
 
 class SharedLoad:
-    """`LoadTable`: metrics go to every gateway, and all that was sent counts."""
+    """`LoadTable`: metrics go to every gateway, and the requests of all gateways count."""
 
     def __init__(self, local: LocalTraffic, group: GatewayGroup, clock: Clock) -> None:
         self._local = local

@@ -18,11 +18,11 @@ from pointsman.runtimes.user_configs import UserConfigs
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The facts about an instance that its requests need."""
+    """The facts about an instance that are needed to send it requests."""
 
     deployment: str
     model: str
-    """The name by which the server knows the model."""
+    """The server's name for the model."""
     engine: Engine
     endpoint: DesiredEndpoint | None = None
     """None if the plane starts its process."""
@@ -80,7 +80,7 @@ class Evidence:
         self._seen: dict[str, tuple[float, int]] = {}
         """The time of the last check of each instance, and the number of requests sent to it before."""
         self._idle: set[str] = set()
-        """Instances that their controller knows to be idle."""
+        """Instances that were reported to their controller as idle."""
 
     def spares(self, instance_id: str, deployment: str, now: float) -> bool:
         """Whether no probe is needed, because a request was answered since the last call. Without any requests since
@@ -124,7 +124,7 @@ class LoadedCode:
         self._edited: set[str] = set()
 
     def launched(self, instance_id: str, plan: DeploymentPlan) -> dict[str, str]:
-        """An instance starts. Environment variables with the code in force, if the files have other code now."""
+        """Note that an instance starts. Returns environment variables with the code in force, if its files differ."""
         self._edited.discard(instance_id)
         code = plan.replica_code
         if code is None or not code.is_edited():
@@ -167,7 +167,7 @@ class EngineInstances:
         self._folder = ""
 
     def configure(self, plan: PointsmanPlan, folder: str) -> None:
-        """Take over another plan. `folder` is that of the manifest, where its instances run."""
+        """Apply another plan. `folder` is that of the manifest, where its instances run."""
         self._folder = folder
         for one in plan.deployments:
             self._plans[one.name] = one
@@ -207,7 +207,7 @@ class EngineInstances:
 
         def spec(host: str, port: int) -> LaunchSpec:
             launch = engine.launch(entry.model, host, port)
-            if engine.key_variable:  # a key that the plane happens to have must not lock it out
+            if engine.key_variable:  # a key in the plane's own environment must not apply to the engine
                 key = {engine.key_variable: _key(entry.key) or None}
                 launch = msgspec.structs.replace(launch, env={**key, **launch.env})
             launch = msgspec.structs.replace(launch, env={**launch.env, **sources}) if sources else launch

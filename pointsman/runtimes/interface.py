@@ -108,7 +108,7 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     deployment: str
     recipe: str
-    """Kept with the process, so that a later plane knows what it runs."""
+    """Kept with the process, so that a later plane can tell what it runs."""
     place: Place | None
     """None: anywhere."""
     worker: str = ""
@@ -116,12 +116,12 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """Working directory, if it exists on the worker."""
     launch: Callable[[str, int], LaunchSpec]
-    """Command and environment for a host and port that the runtime chose. An adapter of the user's: it may raise.
+    """Command and environment for a host and port that the runtime chose. A user's adapter may raise anything.
     Raises `CannotStart` if no further try can succeed."""
     remedy: str = ""
     """What to do if the program is missing."""
     why_final: Callable[[ProcessEnd], Reason | None] = lambda _: None
-    """Why no further start can succeed after this end of one; None if one may."""
+    """Why no further start can succeed after this end of a process; None if one may."""
 
 
 Tell: TypeAlias = Callable[[ControllerEvent], None]
@@ -218,7 +218,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def launch(self, order: ProcessOrder) -> None:
-        """Start a process at a free port of its worker. Told: `Launched`, or `LaunchFailed` with the reason."""
+        """Start a process at a free port of its worker. Reports `Launched`, or `LaunchFailed` with the reason."""
         ...
 
     def stop(self, instance_id: str, *, kill: bool = False) -> None:
@@ -234,7 +234,7 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
-        """Measure again what workers have and what others use. Told: `WorkerSeen` and `WorkerLost`, if anything.
+        """Measure again what workers have and what others use. Reports `WorkerSeen` and `WorkerLost`, if anything.
 
         Called after each change of the plan, and every second while an instance has no place.
         """
@@ -284,7 +284,7 @@ class ReplicaAccess(Protocol):
         """A launch with everything that a replica must know about its plane, and its user config (JSON)."""
 
     def reach_at(self, gateways: Sequence[str]) -> None:
-        """Tell replicas where gateways in other processes take their calls, as host:port."""
+        """Give replicas the addresses where gateways in other processes take their calls, as host:port."""
 
 
 class SharedMemory(Protocol):
@@ -343,7 +343,7 @@ class GpuMeter(Protocol):
 
 
 class DocumentOperations(Protocol):
-    """Documents in force. Each method raises `ConfigError` with all problems, and changes nothing then.
+    """Documents in force. Each method raises `ConfigError` with all problems, and then changes nothing.
 
     `confirmation`, from `plan` or `NotConfirmed`, confirms a destructive change; without the right one, such a change
     raises `NotConfirmed`. None: no confirmation is needed.

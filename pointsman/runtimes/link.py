@@ -101,7 +101,7 @@ class UnavailabilityNotice(LinkMessage, frozen=True):
 
 
 class PeerNews(LinkMessage, frozen=True):
-    """Another gateway is alive, and this has changed there, by deployment."""
+    """A sign of life of another gateway, and what has changed there, by deployment."""
 
     peer: str
     news: dict[str, News]
@@ -160,7 +160,7 @@ class TenantUse(msgspec.Struct, frozen=True, array_like=True):
     used: tuple[float, float, float]
     returned: tuple[float, float, float]
     needed: tuple[float, float, float]
-    """Amounts that the largest request lacked that was refused because too little was left."""
+    """Amounts that were missing for the largest request that was refused because too little was left."""
     held: tuple[float, float, float]
     """Amounts that are granted and not used."""
     in_flight: int = 0

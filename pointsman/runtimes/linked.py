@@ -1,4 +1,4 @@
-"""The gateway's end of its link to a plane in another process, and the messages between dispatchers at both ends.
+"""The gateway's side of its link to a plane in another process, and the messages between dispatchers on both sides.
 
 Enters: messages of the plane. Leaves: lanes that follow it, and reports. The one rule: a gateway serves with the last
 known state. It keeps everything when its plane is gone, and the next plane continues from there.
@@ -87,7 +87,7 @@ NOT_HEARD = Unavailable(Reason("not-heard"))
 
 
 class LinkedTraffic:
-    """The gateway's end: lanes that follow a plane in another process."""
+    """The gateway's side: lanes that follow a plane in another process."""
 
     def __init__(self, traffic: Traffic, clock: Clock, tell: Callable[[GatewayMessage], None]) -> None:
         """`tell` sends a message to the plane at once; without a plane, it does nothing."""
@@ -189,7 +189,7 @@ class LinkedTraffic:
         self._load.rest(message.deployment, message.instance_id, until)
         active = self._load.activity(message.deployment, message.instance_id)
         if active is not None and active.in_flight:
-            self._tell(Stirred(message.instance_id))  # it was sent a request meanwhile
+            self._tell(Stirred(message.instance_id))  # it was sent a request in the meantime
 
     def _absent(self, message: UnavailabilityNotice) -> None:
         lane = self.traffic.lanes.get(message.deployment)

@@ -82,7 +82,7 @@ class Plane:
         """Set when no instance is left."""
         self._looking: Timer | None = None
         self._changes = 0
-        """Changes of instances that were already announced."""
+        """The controller's `changes` as of the last announcement."""
         self._kept: tuple[int, PointsmanPlan] | None = None
         """The changes and the plan as of the last removal of what is no longer needed."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
@@ -217,7 +217,7 @@ class Plane:
         self._apply(retry)
 
     def _apply(self, retry: Collection[str] = ()) -> None:
-        """Tell the controller what should run now, according to documents, endpoints files and scaling targets."""
+        """Send the controller the desired state, according to documents, endpoints files and scaling targets."""
         if self._is_running:
             desired = self.scaling.desired(self.documents.files.desired())
             self.control.tell(control.Applied(desired, frozenset(retry), self.traffic.warmth()))
@@ -281,7 +281,7 @@ class FirstDocuments:
         self._first = self._documents.revision
 
     def changed(self) -> None:
-        """Announce a change of instances."""
+        """Note a change of instances."""
         if self._first is not None and any(one.in_service for one in self._controller.instances()):
             self._first = None
 

@@ -19,7 +19,7 @@ from pointsman.scaling.policy import TooSlow
 
 
 class PolicyRunner:
-    """Runs the calls of one policy. A call that hangs keeps its thread, and no other call begins until it has ended."""
+    """Runs the calls of one policy. A call that hangs keeps its thread, and no other call begins until it ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name

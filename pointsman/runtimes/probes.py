@@ -34,7 +34,7 @@ AT_ONCE = 16
 TURN_S = 0.005
 BUFFERED_BYTES = 4 * 1024 * 1024
 LATELY_S = 60.0
-"""How long a probe that could not be made is a problem, unless a later one is made."""
+"""How long a probe that could not be made counts as a problem, unless a later one is made."""
 
 
 class ScrapeTurn(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Promotions on a plane: canaries that are renewed while they run, and the manifest that a verdict leads to.
 
 Enters: operators' orders, and counts of gateways. Leaves: a new manifest, or the unchanged one; and a record. The one
-rule: a promotion lives in the plane that started it. If that plane ends, so does the canary, and the policy in force
+rule: a promotion belongs to the plane that started it. If that plane ends, so does the canary, and the policy in force
 stays.
 """
 
@@ -36,7 +36,7 @@ class PromotionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Empty: the only deployment that has this candidate."""
     condition: str = CONDITION
     canary: float = 0.1
-    """The share of requests that it decides about during the promotion."""
+    """The share of requests that it decides on during the promotion."""
     for_s: float = 600.0
 
 

@@ -1,7 +1,7 @@
 """Live traffic as a recording: lengths and salted hashes of blocks, never text.
 
 Enters: requests as they arrive, and records of those that have ended. Leaves: lines in the Mooncake format. The one
-rule: nothing is recorded unless someone reads it. A recording that is not read for a while ends, and costs nothing
+rule: nothing is recorded unless it is read. A recording that is not read for a while ends, and costs nothing
 from then on.
 """
 

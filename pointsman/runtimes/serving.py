@@ -112,8 +112,8 @@ class PlaneTraffic(Protocol):
         ...
 
     def look(self, instance_ids: Iterable[str]) -> None:
-        """Refuse requests for which no instance is expected; called every second. `instance_ids`: the instances that
-        the plane knows, ready or not."""
+        """Refuse requests for which no instance is expected; called every second. `instance_ids`: all instances
+        of the plane, ready or not."""
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ class PlaneTraffic(Protocol):
         ...
 
     def warmth(self) -> dict[str, float]:
-        """Blocks in the prefix cache of each instance, where a plugin knows that."""
+        """Blocks in the prefix cache of each instance, if a plugin tracks them."""
         ...
 
     def problems(self) -> list[Reason]:

@@ -1,4 +1,4 @@
-"""Candidates on live lanes: shadows that watch, and canaries that decide about a share while they are renewed.
+"""Candidates on live lanes: shadows that watch, and canaries that decide on a share while they are renewed.
 
 Enters: plans, and leases of canaries. Leaves: counts of both. The one rule: a canary ends by itself if no plane renews
 it, so that without a plane the policy in force decides everything.
@@ -29,7 +29,7 @@ CANARY = "canary"
 
 
 class CanaryLease(msgspec.Struct, frozen=True):
-    """A share of the requests of a deployment that a candidate decides about."""
+    """A share of the requests of a deployment that a candidate decides on."""
 
     run: str
     """The id of its promotion."""

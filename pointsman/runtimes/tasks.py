@@ -26,7 +26,7 @@ TURN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.
 
 
 class FailedElsewhere(PointsmanError):
-    """The failure of a background task of another process, by what that process says of it."""
+    """The failure of a background task of another process, as reported by that process."""
 
 
 class LoopClock:

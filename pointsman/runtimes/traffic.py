@@ -117,7 +117,7 @@ class Lane:
         self.watcher: Watcher | None = None
         """The watcher with its candidates; None if it has none."""
         self.closed = False
-        """Whether its deployment is gone: nothing new comes, and requests that wait or run may end."""
+        """Whether its deployment is gone: no new requests come, and those that wait or run may end."""
         self._carrier = carrier
         self._clock = clock
         self._now = clock.now
@@ -128,7 +128,7 @@ class Lane:
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
     def tell(self, event: DispatcherEvent) -> None:
-        """Tell the dispatcher, and carry out what it decides."""
+        """Pass an event to the dispatcher, and carry out what it decides."""
         commands = self.dispatcher.handle(event, self._now())
         if commands:
             self.carry_out(commands)
@@ -277,13 +277,13 @@ def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
 
 
 def prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
-    """The plugins of a lane that know what instances have in their prefix caches."""
-    # Not those of its plan: applying an equal plan builds plugins that nothing runs.
+    """The plugins of a lane that track the prefix caches of instances."""
+    # Not those of its plan: applying an equal plan builds plugins that are never used.
     return [plugin for plugin in lane.dispatcher.plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
 
 
 def warmth(lanes: Iterable[Lane]) -> dict[str, float]:
-    """Blocks in the prefix cache of each instance, where a plugin knows that."""
+    """Blocks in the prefix cache of each instance, if a plugin tracks them."""
     known = [producer.index for lane in lanes for producer in prefix_producers(lane)]
     return {name: float(index.held(name)) for index in known for name in index.servers}
 

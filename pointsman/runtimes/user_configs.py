@@ -109,7 +109,7 @@ class UserConfigs:
             refused = Reason("user-config-refused", {"instance": instance_id, "error": shown(why, MAX_REFUSAL)})
             replica.problem = None if answer.status < 300 else refused
         finally:
-            if self._sending.get(instance_id) is asyncio.current_task():  # otherwise the replica was removed meanwhile
+            if self._sending.get(instance_id) is asyncio.current_task():  # otherwise the replica was removed
                 del self._sending[instance_id]
         if replica.config == config:  # another config may be in force by now
             self._update(instance_id, replica)

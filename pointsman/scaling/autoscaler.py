@@ -41,7 +41,7 @@ class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy, and the deployments that it decides about."""
+    """A policy, and the deployments whose targets it decides."""
 
     name: str
     """The name of its deployment or application."""
@@ -85,7 +85,7 @@ class ActivePolicy:
         self.running, self.due_at = True, 0.0
 
     def end(self, now: float) -> None:
-        """End a call: the policy is due again after its interval, or at once if it was woken meanwhile."""
+        """End a call: the policy is due again after its interval, or at once if it was woken in the meantime."""
         self.running = False
         if self.due_at is not None:
             self.due_at = now + self.plan.plan.limits.interval_s
@@ -143,7 +143,7 @@ class Autoscaler:
             if name not in self.deployments:
                 known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
                 if name in begin:
-                    known = SavedDeployment()  # an earlier value, if there is one
+                    known = SavedDeployment()  # what was saved, if anything, is of an earlier period
                 made = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)), begin.get(name))
                 self.deployments[name] = made
             one = self.deployments[name]
@@ -253,7 +253,7 @@ class Autoscaler:
         return self.deployments[found]
 
     def override(self, name: str, replicas: int | None, for_s: float | None, by: str, now: float) -> ScalingChange:
-        """Set the target, whatever the policy says, for `for_s`; with no number, follow the policy again."""
+        """Set the target for `for_s`, regardless of the policy; with no number, follow the policy again."""
         one = self.find(name)
         limits, before, known = one.guard.limits, one.target, one.guard.override
         if replicas is None:

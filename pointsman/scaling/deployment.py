@@ -116,7 +116,7 @@ class SavedDeployment(msgspec.Struct, kw_only=True):
 
 
 class ScaledDeployment:
-    """The target of one deployment, and how it came about."""
+    """The target of one deployment, and the reasons for it."""
 
     def __init__(
         self,

@@ -179,7 +179,7 @@ class Cap(msgspec.Struct, frozen=True):
 
 
 class GuardState(msgspec.Struct, kw_only=True):
-    """What a guard remembers, as plain data that survives restarts."""
+    """The state of a guard, as plain data that survives restarts."""
 
     target: int
     changed_at: float | None = None
@@ -290,7 +290,7 @@ class Guard:
         )
 
     def set_override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
-        """Set the target, whatever the policy says, until then. Bounds still apply."""
+        """Set the target until then, regardless of the policy. Bounds still apply."""
         override, before = Override(replicas, by, until), self.target
         after, bounds = within(replicas, self.limits)
         self._state.override = override

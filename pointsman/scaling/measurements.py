@@ -118,7 +118,7 @@ class Arrivals:
         self._resumes = kept is not None
 
     def count(self, now: float, n: float = 1.0) -> None:
-        """Count arrivals; 0 says that none came until now."""
+        """Count arrivals; 0 records that none came until now."""
         self._recent.count(now, n)
         kept = self._kept
         if kept.first is None:

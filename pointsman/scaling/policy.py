@@ -125,7 +125,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ScalingPolicy(Protocol):
-    """Says how many replicas it wants.
+    """Decides how many replicas a deployment should have.
 
     It is called at an interval, on its own thread. It must not block, and keeps what it must remember in
     `view.state`. The guard bounds, delays and records its answers.
@@ -201,7 +201,7 @@ def by_node(answer: object, nodes: Collection[str]) -> dict[str, object]:
 
 
 def _whole_number(value: object) -> int | None:
-    """3, 3.0 and the integers of other libraries; None for anything else, also for True and 2.5."""
+    """3, 3.0 and the integers of other libraries; None for anything else, including True and 2.5."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):

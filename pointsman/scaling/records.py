@@ -8,7 +8,7 @@ import msgspec
 from pointsman.reasons import Reason
 
 REPORT_INTERVAL_S = 60.0
-"""A problem that changes all the time, or comes and goes, is reported this often."""
+"""Minimum time between two reports of a problem that keeps changing, or comes and goes."""
 
 
 class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +88,8 @@ class ReportThrottle(msgspec.Struct):
     """When a problem of each kind was last reported."""
 
     def is_due(self, problem: Reason | None, now: float, kind: str = "") -> bool:
-        """Whether to report this; if so, it counts as reported. A problem of another kind is always news; about the
-        same figures are none."""
+        """Whether to report this; if so, it counts as reported. A problem of another kind is always reported;
+        one with about the same figures is not."""
         known, at = self.last, self.reported.get(kind)
         if problem is known or (problem is not None and known is not None and problem.is_like(known)):
             return False

@@ -211,7 +211,7 @@ _SMALLEST = 1e-9
 
 
 def _size(value: float) -> int:
-    """Size class: logarithmic, so that the error is relative; ordered, also for negative values."""
+    """Size class: logarithmic, so that the error is relative; ordered, including negative values."""
     if abs(value) < _SMALLEST:
         return 0
     return int(math.copysign(1 + math.floor(math.log(abs(value) / _SMALLEST) / _STEP), value))

@@ -92,7 +92,7 @@ class ContinuousBatching:
         self._began_at = 0.0
         """When the current stretch began."""
         self._steps = 1
-        """Its number of steps."""
+        """Number of steps in the current stretch."""
         self._step_s = 0.0
         """The duration of its first step; each further one takes `_more_s` more."""
         self._more_s = 0.0
@@ -329,7 +329,7 @@ class ContinuousBatching:
         if self._parts:
             for job, seat, part in self._parts:
                 seat.computed += part
-                if seat.computed == seat.target and job in self._seats:  # otherwise it was cancelled meanwhile
+                if seat.computed == seat.target and job in self._seats:  # otherwise it was cancelled
                     produced.append(job)
                     if self._start_writing(job, seat):
                         finished.append(job)

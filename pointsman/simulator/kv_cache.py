@@ -1,6 +1,6 @@
 """The blocks of a KV cache: owners, content, and eviction, as in vLLM.
 
-A block is in use by running jobs, or free. A free block may still hold part of a text that can be asked for again. Free
+A block is in use by running jobs, or free. A free block may still hold part of a text that may be requested again. Free
 blocks without such a text are taken first; then the others in the order in which they were freed, the end of a text
 before its beginning.
 

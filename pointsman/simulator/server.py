@@ -227,7 +227,7 @@ Routes = Mapping[tuple[bytes, bytes], SimulatedRoute]
 
 
 class PaceClock:
-    """Passes on the tokens that the pace produces, in time."""
+    """Passes on the tokens that the pace produces, when they are due."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

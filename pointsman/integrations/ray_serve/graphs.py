@@ -155,7 +155,7 @@ class pipeline:  # noqa: N801 (a program imports it in place of a module)
 
     @staticmethod
     def build(ray_dag: Any, *, name: str = "", folder: Path | str | None = None) -> RayApplication:
-        """An application of a graph of Ray. Its nodes are attributes, by the variables of the caller."""
+        """An application of a graph of Ray. Its nodes are attributes, named after the variables of the caller."""
         bound = from_ray_dag(ray_dag, names=_variables(sys._getframe(1)))
         built = build(bound, name=name, folder=folder)
         return RayApplication(built.name, built.graph, built.folder)

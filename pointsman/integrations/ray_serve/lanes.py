@@ -1,4 +1,4 @@
-"""Requests and replicas of a Serve deployment as our dispatcher sees them; nothing here imports Ray.
+"""Requests and replicas of a Serve deployment, in the form that our dispatcher uses; nothing here imports Ray.
 
 Enters: requests, what Serve reports about replicas, and the ends of requests. Leaves: a future of the replica for each
 request. The one rule: the dispatcher decides, and where the code of a user fails, power of two does, at once.
@@ -77,7 +77,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A policy that was passed as an object: base64 of cloudpickle."""
     max_waiting: int = MAX_WAITING
     wait_s: float = 0.0
-    """How long a request waits for a replica; 0: as long as Serve lets it."""
+    """How long a request waits for a replica; 0: as long as Serve allows."""
     seed: int = 0
 
     def section(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class InsistentRoute:
 
 
 class InsistentBatch:
-    """A policy that decides about all waiting requests at once, and must decide about one while a replica has room."""
+    """A policy that decides on all waiting requests at once, and must decide on one while a replica has room."""
 
     now: float | None = None
     seed: int = 0
@@ -305,7 +305,7 @@ class KnownReplicas:
         return name in self._replicas
 
     def reported(self, name: str, number: int) -> None:
-        """A replica reports how many requests it runs, those of other routers included."""
+        """Take in how many requests a replica runs, including those of other routers."""
         if name in self._replicas:
             others = max(number - self._ours(name), 0)
             if others != self._others[name]:
@@ -313,7 +313,7 @@ class KnownReplicas:
                 self._measure(self._replicas[name])
 
     def is_full(self, name: str) -> None:
-        """Note that a replica rejected our request that counts there: without it, the replica must count as full."""
+        """Note that a replica rejected a request that counts there: without it, the replica must count as full."""
         self._others[name] = max(self._replicas[name].max_ongoing - (self._ours(name) - 1), 1)
         self._measure(self._replicas[name])
 
@@ -322,7 +322,7 @@ class KnownReplicas:
         return [name for name, number in self._others.items() if number]
 
     def serve(self, model: str) -> bool:
-        """Let the dispatcher know that every replica can load a model. False: there are too many models."""
+        """Register a model with the dispatcher: every replica can load it. False if there are too many models."""
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return False

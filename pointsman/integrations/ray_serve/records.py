@@ -23,7 +23,7 @@ REPORT_S = 1.0
 SILENT_S = 10 * REPORT_S
 """A router that has not reported for this long is gone."""
 EXPLAIN_S = 4 * REPORT_S
-"""A router that has not reported yet may have a request that is asked for."""
+"""Minimum wait for a requested record: a router that has not reported yet may have it."""
 MAX_ENDED = 10_000
 """Maximum requests per deployment that scaling policies have not read yet."""
 MAX_ANSWERED = 1_000
@@ -46,7 +46,7 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     status: dict[str, Any]
     arrived: int = 0
-    """Requests that have ended since its last report."""
+    """Requests that have arrived since its last report."""
     ended: tuple[tuple[float, bool | None], ...] = ()
     """(latency in ms, whether it met its deadline)."""
     explained: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordsKeeper:
-    """The actor. One per cluster; it ends with the cluster."""
+    """The actor that keeps the records. One per cluster; it ends with the cluster."""
 
     def __init__(self) -> None:
         self._routers: dict[str, tuple[float, RouterReport]] = {}

@@ -118,7 +118,7 @@ def _inline(config: Mapping[str, Any] | Path | str | None) -> dict[str, Any] | N
 
 
 def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMetadata:
-    """A request as the dispatcher sees it: headers of HTTP requests, and what a handle call passes.
+    """The dispatcher's form of a request: headers of HTTP requests, and what a handle call passes.
 
     A call may have the keyword argument `pointsman`, a mapping with the settings of the gateway's headers, which the
     replica does not see. Its first argument may be a prompt, or the body of a request of the OpenAI API.
@@ -227,7 +227,7 @@ class PointsmanRouter(CommonRouter):
         self._rejected: Counter[tuple[str, str]] = Counter()
         """Tries that a replica did not take, and whose ends Serve still reports."""
         self._results: dict[str, Any] = {}
-        """Requests by the id of their record."""
+        """Results of requests that were routed, by the id of their record."""
         self._reporter = Reporter(self._lane, deployment)
         self._tasks = Tasks(self._event_loop)
         me = weakref.ref(self)  # Serve drops the router of a handle without a notification
@@ -267,7 +267,7 @@ class PointsmanRouter(CommonRouter):
         return describe(pending, request_id, self._lane.now())
 
     def _not_taken(self, key: str, request: RequestMetadata) -> None:
-        """Its replica rejected it: the end of that try is not the end of the request."""
+        """Note that its replica rejected it: the end of that try is not the end of the request."""
         for (of, name), requests in self._sent.items():
             if of == key and request in requests:
                 requests.remove(request)
@@ -375,7 +375,7 @@ class Reporter:
         self.deployment = deployment
         self._name = f"{getpid()}-{uuid4().hex[:8]}"
         self.arrived = 0
-        """Ends since the last report."""
+        """Requests that have arrived since the last report."""
         self._counted = count(1)
         self._ended: deque[tuple[float, bool | None]] = deque(maxlen=100_000)
         self._logged: list[Reason] = []

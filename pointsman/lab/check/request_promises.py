@@ -203,7 +203,7 @@ def filters_properly(build: Build, case: RequestCase) -> str | None:
 
 
 def scores_properly(build: Build, case: RequestCase) -> str | None:
-    """A scorer gives each candidate a number in [0, 1], also one that was never measured, and does not raise."""
+    """A scorer gives each candidate, even one that was never measured, a number in [0, 1], and does not raise."""
     roster = case.fleet().roster
     try:
         scores = list(build().scores(cycle_of(case), roster))

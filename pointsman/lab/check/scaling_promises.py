@@ -112,7 +112,7 @@ STEADY_TIMEOUT_S = 10.0
 MAX_REPLICAS = 1000
 """More than any of the loads needs, so that this bound hides nothing."""
 FLAPPING_CHANGES = 4
-"""This many changes in the second half of the rounds, on a constant load, count as never coming to rest."""
+"""This many changes in the second half of the rounds, on a constant load, count as flapping."""
 
 STATE_ROUNDS = 4000
 """Number of calls: a bit more than an hour at the default interval."""
@@ -328,7 +328,7 @@ def _steady_view(
     up_at: float | None = None,
     down_at: float | None = None,
 ) -> DeploymentView:
-    """All replicas run, and the load has been constant for long."""
+    """All replicas run, and the load has been constant for a long time."""
     room = max(target, 1) * CONCURRENCY
     ongoing = min(load, target * CONCURRENCY)
     latency = flat(100.0 * load / room)

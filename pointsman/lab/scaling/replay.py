@@ -42,13 +42,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 60.0
     """Time between two calls of the policy."""
     at_once: bool = True
-    """The rate of a bin is known when it begins. False: it is measured over the last 30 s."""
+    """Whether the rate of a bin is known when the bin begins. False: it is measured over the last 30 s."""
     queue_s: float = 0.0
     """Length of the queue, in seconds of serving; requests beyond it are unserved. 0: no queue."""
     request_s: float = 1.0
     """How long a request stays on a replica: ongoing requests are the rate times this."""
     began: float = 0.0
-    """The start of the first bin, in seconds since the epoch, for policies that look at the clock."""
+    """The start of the first bin, in seconds since the epoch, for policies that read the clock."""
     cost_per_replica_hour: float | None = None
     metrics: Mapping[str, Callable[[Moment], float]] = {}
     """Custom metrics, as functions of a moment."""

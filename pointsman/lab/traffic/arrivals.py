@@ -28,11 +28,11 @@ class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     """2: twice as many requests per second."""
     clients: bool = False
-    """More clients instead of compressed time: each further one replays the recording, with its own prompts."""
+    """Whether to add clients instead of compressing time; each replays the recording with its own prompts."""
     spread: bool = True
-    """Spread requests that share a coarse timestamp evenly at random until the next one."""
+    """Whether to spread requests that share a coarse timestamp evenly at random until the next one."""
     closed: bool = False
-    """A turn of a session waits for the end of the one before it, and for its think time."""
+    """Whether a turn of a session waits for the end of the one before it, and for its think time."""
 
     def check(self) -> None:
         if not 0 < self.speed < math.inf:

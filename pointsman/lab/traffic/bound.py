@@ -13,7 +13,7 @@ and the share of requests that could be in time. What is assumed, always in favo
 
 A request that would miss its objective alone on an idle engine misses it under any policy (an intrinsic miss). Of the
 others, the most that the pooled machine ends by their deadlines is found as by Moore and Hodgson: requests are taken in
-the order of their deadlines, and when one is late, the one is dropped whose absence helps most. Deadlines have the
+the order of their deadlines, and when one is late, the one whose absence helps most is dropped. Deadlines have the
 order of arrivals here, for which that is optimal (Kise, Ibaraki and Mine). A dropped request may wait without limit. If
 every request must be served, the longest wait is at least that of the pooled machine in the order of arrival; a limit
 below it can be kept by no policy.

@@ -1,4 +1,4 @@
-"""Regret of a single decision: the difference to all outcomes if one request had gone to another instance.
+"""Regret of a single decision: how all outcomes would differ if one request had gone to another instance.
 
 Enters: a trial and a request. Leaves: for each other instance, the difference that it makes. The one rule: the replay
 is the same up to the decision; that one choice is replaced, and then the policy continues by itself.

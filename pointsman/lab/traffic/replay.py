@@ -393,7 +393,7 @@ class _Samples:
         return TimeLine(self._bin_s, self._waiting.tolist(), self._running.tolist(), self._replicas.tolist(), load)
 
     def gpu_hours(self, seconds: float) -> float:
-        """Sample until this time, in whole intervals."""
+        """GPU hours until this time, in whole intervals."""
         return sum(self._gpu_seconds[: max(int(seconds / self._bin_s), 1)]) / 3600
 
 

@@ -121,8 +121,8 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 Progress: TypeAlias = Callable[[float, int, str], None]
-"""Called with the number of finished trials, and the share of the one that runs, if that is known; of all; and the
-label of the last one."""
+"""Called with the number of finished trials, plus the share of the running one if known; the number of all trials; and
+the label of the last one."""
 
 
 def run_trials(

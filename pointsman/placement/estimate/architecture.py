@@ -67,7 +67,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     largest_dtype: str = ""
     """The data type that most of the weights have."""
     tied: bool = False
-    """The embeddings are also the output."""
+    """Whether the embeddings are also the output."""
     notes: tuple[str, ...] = ()
     """Assumptions, where the files do not say."""
 

@@ -210,7 +210,7 @@ MAX_CONTEXT = 1 << 24
 MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 34
 DRIVER_BYTES = 1 << 29
-"""About what a driver keeps for itself of the memory that it reports."""
+"""About how much of the memory that a driver reports it keeps for itself."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ def _gpu_bytes(estimate: Estimate, tp: int, stages: Sequence[int]) -> int:
 
 
 def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
-    """Tokens of one long request that fit beside everything else: what vLLM reports as the size of its KV cache."""
+    """Tokens of one long request that fit besides everything else: what vLLM reports as the size of its KV cache."""
     if not estimate.kv_bytes_per_token:
         return 0
     # The activations stay those of the requested concurrency.

@@ -20,7 +20,7 @@ from pointsman.placement.estimate.reading import Fields, Source, UnreadableModel
 
 
 class GgmlType(NamedTuple):
-    """Numbers are stored in blocks."""
+    """A data type, whose numbers are stored in blocks."""
 
     name: str
     block: int

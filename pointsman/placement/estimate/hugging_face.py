@@ -287,7 +287,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gemma2": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000},
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256_000},
 }  # fmt: skip
-"""What the published code of a family takes if its configuration leaves it out, as that of gemma-3-4b-it does."""
+"""Defaults of the published code of a family, for configurations that omit them, as that of gemma-3-4b-it does."""
 
 
 def _with_defaults(text: Fields) -> Fields:

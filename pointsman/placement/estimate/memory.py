@@ -82,7 +82,7 @@ _LLAMA_CPP_KV_BITS: dict[str, float] = {
     "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5, "iq4_nl": 4.5,
 }  # fmt: skip
 CELLS = 256
-"""Its KV cache has a multiple of this many cells."""
+"""The number of cells in llama.cpp's KV cache is a multiple of this."""
 LLAMA_CPP_BATCH_TOKENS = 256
 """Pointsman's setting; the default of llama.cpp is 512."""
 LLAMA_CPP_GPU_BYTES = 512 * MIB
@@ -159,10 +159,10 @@ _VLLM_KV_BITS: dict[str, float] = {
     "fp8_e5m2": 8,
 }  # fmt: skip
 BLOCK = 16
-"""Tokens of a block of its KV cache: requests take whole blocks."""
+"""Tokens per block of vLLM's KV cache: requests take whole blocks."""
 VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
-"""Its defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
+"""vLLM's defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
 SAMPLER_BYTES = 12
 """Bytes per request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
 VLLM_GPU_BYTES = 11 * GIB // 10

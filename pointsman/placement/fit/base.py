@@ -31,9 +31,9 @@ from pointsman.selection.arrays import np
 BEHIND = 2.0**44
 """More bytes than any GPU has."""
 STEPS = 200
-"""Shares are compared in steps of this size."""
+"""Number of steps from 0 to 1 to which shares are rounded before they are compared."""
 CPU_SLACK = 1e-9
-"""CPUs are fractions that were added and subtracted."""
+"""Tolerance for rounding errors: fractions of CPUs are added and subtracted."""
 
 
 class TierFit(msgspec.Struct, eq=False):
@@ -55,7 +55,7 @@ class TierFit(msgspec.Struct, eq=False):
     taken: Rows | None = None
     """The row of the GPU that it would take; None if it takes several, or none."""
     forbidden: bool = False
-    """The ask rules this tier out, however much room there is."""
+    """Whether the ask rules this tier out, however much room there is."""
 
 
 FitCycle: TypeAlias = Cycle[TierFit]
@@ -115,7 +115,7 @@ class ResourceFit(ABC):
         """Decides which GPU of a worker is fragmented the least; None: the fullest is taken."""
 
     def among(self, ask: Ask, candidates: Hosts) -> TierFit:
-        """Which of these workers fit, as things stand."""
+        """Which of these workers have room at present."""
         forbidden = not_listed(ask, self.tier) or self.forbidden(ask)
         if forbidden is not None:
             return nowhere(ask, len(candidates.whole), lambda _: forbidden, forbidden=True)
@@ -129,11 +129,11 @@ class ResourceFit(ABC):
 
     @abstractmethod
     def fit(self, ask: Ask, among: Mask) -> TierFit:
-        """Which of the workers in the mask fit."""
+        """Which of the workers in the mask have room."""
 
     def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
-        """GPUs of one worker in the order in which they are taken: when packing those in use, the fullest first; when
-        spreading those with the fewest instances of the same deployment, then those of least use."""
+        """GPUs of one worker in the order in which they are taken. When packing, those in use come first, the fullest
+        before others; when spreading, those with the fewest instances of the same deployment, then the least used."""
         order = self.dislike(ask, free)
         if ask.arrangement is Arrangement.BINPACK or not devices:
             return sorted(devices, key=lambda device: (float(order[device.row]), device.row))
@@ -142,8 +142,8 @@ class ResourceFit(ABC):
 
     def dislike(self, ask: Ask, free: Floats) -> Floats:
         """A rank per GPU: the lowest is taken first. When packing, a GPU in use comes before an empty one, then the one
-        with the least left. When spreading, the one with the fewest instances comes first, then the one of which the
-        smallest share is claimed, then the one with the most left."""
+        with the least left. When spreading, the one with the fewest instances comes first, then the one with the
+        smallest claimed share, then the one with the most left."""
         columns = self.fleet.gpus.columns
         tenants = np.asarray(columns[TENANTS])
         if ask.arrangement is Arrangement.BINPACK:
@@ -154,25 +154,25 @@ class ResourceFit(ABC):
         return BEHIND * (tenants * (STEPS + 1) + claimed + 1.0) - free
 
     def taken_first(self, ask: Ask, room: Mask, free: Floats) -> Rows:
-        """The row of the GPU of a set that is taken first, per worker; -1 if none is there. Siblings are ignored."""
+        """The row of the first GPU to take from a set, per worker; -1 if it has none of them. Siblings are ignored."""
         devices = self.devices()
         order = np.where(room, self.dislike(ask, free), np.inf)
         least = devices.by_worker.smallest(order)
         rows = np.flatnonzero(room & (order <= least[devices.workers]))
         taken = np.full(len(self.fleet), -1, dtype=np.intp)
-        taken[devices.workers[rows[::-1]]] = rows[::-1]  # of equal ones the first
+        taken[devices.workers[rows[::-1]]] = rows[::-1]  # the first on a tie
         return taken
 
 
 def not_listed(ask: Ask, tier: Tier) -> Reason | None:
-    """Whether the ask lists its tiers, and this tier is not among them."""
+    """The reason if the ask lists its tiers and this tier is not among them; None otherwise."""
     if not ask.tiers or tier in ask.tiers:
         return None
     return Reason("tier-not-listed", {"tiers": [one.written for one in ask.tiers]})
 
 
 def layers_elsewhere(ask: Ask) -> Reason | None:
-    """Whether the engine's settings leave layers on the CPU: then not all of them are on GPUs."""
+    """The reason if the engine's settings leave layers on the CPU, so that not all are on GPUs; None otherwise."""
     layers = ask.gpu_layers
     if layers is None or layers >= ask.need.layers:
         return None
@@ -183,7 +183,7 @@ NO_GPU = "no-gpu"
 
 
 def lacks_gpus(obstacles: Codes, host: Host) -> Reason | None:
-    """Why none of a worker's GPUs is for this ask; None if one is."""
+    """Why the ask may have none of a worker's GPUs; None if it may have one."""
     if not host.devices:
         return Reason(NO_GPU)
     first = host.devices[0].row

@@ -34,7 +34,7 @@ class FitsOnOneGpu(ResourceFit):
         in_use = np.array(self.fleet.gpus.columns[TENANTS]) > 0
 
         def alike(one: Device, other: Device) -> bool:
-            """Whether a GPU may be taken for another because it is fragmented less: an ask for memory keeps to GPUs in
+            """Whether a GPU may replace another one that would be fragmented more: an ask for memory keeps to GPUs in
             use, and to the smallest."""
             same = one.gpu.memory_bytes == other.gpu.memory_bytes and in_use[one.row] == in_use[other.row]
             return not needed or same

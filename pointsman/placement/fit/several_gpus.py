@@ -1,5 +1,5 @@
-"""The second tier: GPUs of one worker, as few as suffice: tensor parallel, or by layers if the engine divides a model
-so, or if stages are demanded."""
+"""The second tier: GPUs of one worker, as few as suffice: tensor parallel, or by layers if the engine
+divides models that way, or if stages are demanded."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -112,7 +112,7 @@ class FitsOnSeveralGpus(ResourceFit):
         size, each = size * copies, size
         sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
         taken = [devices.by_worker.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
-        last = sign * reduce(np.minimum, taken)  # of the last GPU taken, with the best model of each worker
+        last = sign * reduce(np.minimum, taken)  # bytes of the last GPU taken, with each worker's best model
         linked = reduce(np.maximum, map(devices.by_worker.count_linked, kinds)) >= size
 
         def place(host: Host) -> Place:
@@ -149,7 +149,7 @@ class FitsOnSeveralGpus(ResourceFit):
         return nowhere(ask, len(self.fleet), why)
 
     def _chosen(self, ask: Ask, fitting: list[Device], free: Floats, size: int) -> list[Device]:
-        """Linked GPUs if there are enough, else of one PCIe switch, else of one NUMA node; one model unless mixed."""
+        """Linked GPUs if there are enough, else those of one PCIe switch or NUMA node; of one model unless mixed."""
         options = _groups(fitting, lambda device: alike(device, ask.mixed_gpus), size)
         for shared in NEARNESS:
             near = [

@@ -76,9 +76,9 @@ class FitsOnSeveralWorkers(ResourceFit):
         choosers: tuple[Chooser, Chooser],
         demanded: tuple[int, ...],
     ) -> Split | None:
-        """Stages of few workers: of the one with the most room, of the first two, four, and so on until they suffice;
-        then bisected down to the fewest."""
-        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # at most, that each GPU could hold a part of
+        """Stages on few workers: tries the one with the most room, then the first two, four, and so on until they
+        suffice, and then bisects down to the fewest."""
+        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # the most that each GPU could hold a part of
         rows = np.flatnonzero(usable & (layers > 0))
         if layers[rows].sum() < cuts.layers * size:
             return None

@@ -88,7 +88,7 @@ def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int 
 
 
 def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[float]) -> list[int]:
-    """Stages with these rooms; of equals the first."""
+    """Stages with these rooms; the first on a tie."""
     unused: dict[float, list[int]] = {}
     for index in sorted(largest, reverse=True):
         unused.setdefault(rooms[index], []).append(index)
@@ -96,7 +96,7 @@ def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[flo
 
 
 def exactly(count: int) -> "Chooser":
-    """This many stages, those with the most room: the larger of the two largest first, or last."""
+    """Chooses this many stages, those with the most room, perhaps with one of the two largest at the end."""
 
     def choose(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
         order = _largest(cuts, rooms)[:count]
@@ -116,7 +116,7 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
 
     devices: tuple[Device, ...]
     free_bytes: float
-    """Bytes on the fullest GPU."""
+    """Bytes that are free on its fullest GPU."""
 
     @property
     def host(self) -> Host:
@@ -156,7 +156,7 @@ def stages_of(devices: list[Device], size: int, free: Floats, machine: float) ->
 def arranged(
     cuts: Cuts, size: int, stages: Sequence[Stage], choose: Chooser, demanded: tuple[int, ...] = ()
 ) -> Split | None:
-    """A few of these stages with layers for each, as demanded if so: worker by worker if they fit in that order."""
+    """A few of these stages with layers for each, as `demanded` if given; worker by worker if that order fits."""
     if demanded:
         return _as_demanded(cuts, size, stages, demanded)
     indexes = choose(cuts, [stage.free_bytes for stage in stages])
@@ -223,7 +223,7 @@ def offloaded_stages(need: Need, devices: Sequence[Device], free: Floats, layers
 
 
 class StagesOnOneWorker:
-    """Divides a model by layers among GPUs of one worker, by what is free of each."""
+    """Divides a model by layers among GPUs of one worker, by how much is free on each."""
 
     def __init__(self, ask: Ask, devices: Devices, size: int) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""The environment variables of nodes that run in this process: each node sees its own beside those of the process.
+"""The environment variables of nodes that run in this process: each node has its own besides those of the process.
 
 `os.environ` is one object for all threads. While code of a node with variables runs, it shows those, too; what the code
 sets then stays with the node. Libraries written in C read the environment of the process, and see none of this.

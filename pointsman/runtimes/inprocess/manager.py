@@ -54,7 +54,7 @@ class DecisionOutbox:
         self._undelivered: deque[DispatcherCommand] = deque()
         self._delivering = False
         self._decisions: dict[str, SchedulingDecision] = {}
-        """Decisions that were not read yet, for requests that are still where the decisions say."""
+        """Decisions that were not read yet, for requests that have neither ended nor left the chosen instance."""
         self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=MAX_REFUSALS)
 
     def add(self, commands: Iterable[DispatcherCommand]) -> None:
@@ -102,7 +102,7 @@ class ControlPlaneManager:
     """Register instances, submit requests, send them where the decisions say, and report how they ended.
 
     A decision is made at once if an instance has room, else as soon as one has. Each goes to `on_decision`; without
-    it, `decisions()` returns them. The same holds for refusals: of a request that waited too long or failed too often.
+    it, `decisions()` returns them. The same applies to refusals of requests that waited too long or failed too often.
     Call `tick()` from time to time if nothing else happens, so that waiting requests can expire.
     """
 
@@ -259,7 +259,7 @@ class ControlPlaneManager:
         return tree(self.instances())
 
     def nearness(self, one: str, other: str) -> Nearness:
-        """The closest thing that two instances share."""
+        """The closest level of the topology that two instances share."""
         fleet = self._dispatcher.fleet
         return nearness(fleet[one].instance, fleet[other].instance)
 

@@ -203,18 +203,18 @@ class GraphRun:
         given: tuple[Any, Any] | None = None,
         last: int | None = None,
     ) -> None:
-        """`inputs`: packed. `given`: packed arguments of the steps that wait for nothing, of a call through a handle.
-        `last`: a step that is not made."""
+        """`inputs`: packed. `given`: the packed arguments of a call through a handle, for the steps that wait for
+        nothing. `last`: a step that is not run."""
         self._prepared = prepared
         self._flow = prepared.flow
         self._given = given
         self._last = last
         self._values: list[Any] = [*inputs, *[None] * len(self._flow.steps)]
         self._run: Run
-        """Created when it is first needed: not if all steps are quick."""
+        """Created when it is first needed; never if all steps are quick."""
         self._lock: RLock
         self._done: Future[Any]
-        """Its result, unless it is in `result`."""
+        """The result of the run, unless `result` returns it."""
         self._in_flight: dict[int, Future[Any]] = {}
         self._caller = current()
         self._id = f"run-{next(_numbers)}" if given is None else f"{self._caller.request_id}.{self._caller.step}"

@@ -133,7 +133,7 @@ class LocalCall:
         if self._pieces is not None:
             self._pieces.add(value)
         self._end()
-        with suppress(Exception):  # it was cancelled meanwhile
+        with suppress(Exception):  # it was cancelled in the meantime
             self.result.set_result(value)
 
     def begin_pieces(self, first: Any) -> "LocalPieces":
@@ -153,7 +153,7 @@ class LocalCall:
             self.result.set_exception(_of_call(error, self.context.node))
 
     def abandon(self) -> None:
-        """Its result is no longer needed."""
+        """End the call, because its result is no longer needed."""
         if self.is_over:
             return
         self._end()
@@ -305,7 +305,7 @@ class LocalCalls:
             self._start(call)
 
     def take_over(self, call: LocalCall, result: Any) -> None:
-        """A call that ran elsewhere has returned something that must run here."""
+        """Continue a call that ran elsewhere, and has returned something that must run here."""
         call.ended = self._left
         self._running += 1
         call.begun = True
@@ -345,12 +345,12 @@ class InProcessReplica:
     def _calls(self) -> LocalCalls:
         if self._calls_if_any is None:
             made = LocalCalls(self._threads, self._code.options.max_concurrency, self.object.loop)
-            self.__dict__.setdefault("_calls_made", made)  # if several threads come here, one creates it
+            self.__dict__.setdefault("_calls_made", made)  # only one of several threads creates it
             self._calls_if_any = self.__dict__["_calls_made"]
         return self._calls_if_any
 
     def context(self, request_id: str, step: str, caller: CallContext) -> CallContext:
-        """The context for a call that another call makes, or a program."""
+        """The context for a call that is made by another call or by a program."""
         own = self._code.context
         return CallContext(
             node=own.node,
@@ -370,8 +370,8 @@ class InProcessReplica:
         return self.object.methods().find(name)
 
     def here(self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], context: CallContext) -> Any:
-        """What a plain method returns, called in this thread; `NOT_HERE` if its threads are busy. A future, if what it
-        has returned takes a loop. Raises what it raises."""
+        """What a plain method returns, called in this thread; `NOT_HERE` if its threads are busy. A future, if its
+        result must run on a loop. Raises what it raises."""
         if not self._threads.borrow():
             return NOT_HERE
         try:

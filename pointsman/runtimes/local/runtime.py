@@ -150,7 +150,7 @@ class LocalRuntime:
         self._tell: Tell | None = None
         """None before processes are adopted."""
         self._blind: Reason | None = None
-        """What could not be detected on this machine, and what to do about it; empty if everything was."""
+        """What could not be detected on this machine, and what to do about it; None if everything was."""
 
     async def open(self) -> None:
         check_state(self._state)
@@ -217,7 +217,7 @@ class LocalRuntime:
             worker = self._look_at_machine(
                 [one.pid for one in self._launches.all() if one.pid is not None], labels=self._labels
             )
-        except Exception as error:  # of a driver; without places, everything still runs
+        except Exception as error:  # an error of a driver; without places, everything still runs
             self._blind = Reason("machine-not-detected", {"error": f"{type(error).__name__}: {error}"})
             return
         worker = msgspec.structs.replace(worker, price_per_gpu_hour=plan.worker_price())

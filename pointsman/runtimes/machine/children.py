@@ -275,7 +275,7 @@ class SignalEvent(ctypes.Structure):
 
 
 class KillTimer:
-    """A time at which the kernel kills this process, also while it is frozen; its children die with it.
+    """A time at which the kernel kills this process, even while it is frozen; its children die with it.
 
     Linux only: elsewhere it does nothing, and the death of a parent does nothing to its children.
     """
@@ -289,7 +289,7 @@ class KillTimer:
             self._check(self._library.timer_create(CLOCK, ctypes.byref(event), ctypes.byref(self._timer)))
 
     def set(self, at: float | None) -> None:
-        """Kill at this time of `now`; None: never. Raises `OSError`."""
+        """Set the time, on the clock of `now`, at which to kill; None: never. Raises `OSError`."""
         if at != self._at and self._library is not None:
             seconds = 0.0 if at is None else max(at, 1e-3)
             # struct itimerspec: no interval, then the time, of which zero means never

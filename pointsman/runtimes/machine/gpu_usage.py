@@ -40,7 +40,7 @@ class GpuDrivers:
         """`nvml`: NVIDIA's library (default: the installed one). `root`: the folder with /sys."""
         self._given = nvml
         self._open: Nvml | None = None
-        """It stays open, because opening it takes longer than reading."""
+        """The library, which stays open because opening it takes longer than reading."""
         self._sys = root / "sys"
         self._clock = clock
         self._retry_at: dict[int, float] = {}

@@ -2,7 +2,7 @@
 
 Enters: orders, and reports of `processes.py`. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what runs
 is in the table before it is started, and so in the store, unless that cannot be written: then it is started
-anyway, because repair matters more.
+anyway, because recovery matters more.
 """
 
 import errno
@@ -44,7 +44,7 @@ class Launches:
         self._tasks = tasks
         self._known = {process.id: process for process in store.found}
         self._given: dict[str, tuple[ProcessOrder, str]] = {}
-        """Orders of this plane with their programs, which know whether another try may succeed."""
+        """Orders of this plane with their programs; an order tells whether another try may succeed."""
         self._astray: dict[str, tuple[str, str]] = {}
         """The folder that an instance's worker lacks, and the folder in which it runs instead, by instance."""
 
@@ -75,7 +75,7 @@ class Launches:
             return None
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
         process = StoredProcess(name, order.deployment, order.recipe, host, port, place=place, worker=worker)
-        # Stored before it is started: a plane that is killed in between leaves no process that the store does not know.
+        # Stored before it is started: a plane that is killed in between leaves no process that is not in the store.
         self._add(process)
         self._given[name] = order, launch.argv[0]
         return ProcessStart(process, tuple(launch.argv), dict(launch.env), order.folder)

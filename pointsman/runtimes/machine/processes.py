@@ -199,7 +199,7 @@ class Processes:
         self._is_lost = False
         """Whether it has hung up and its processes have not been accounted for."""
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
-        """Launches that wait for a supervisor, or for the end of a stranger of the same name."""
+        """Launches that wait for a supervisor, or for the end of an unknown process of the same name."""
         self._strangers: dict[str, int] = {}
         """Unknown processes, by name, which are being killed."""
         self._signals: dict[str, signal.Signals] = {}
@@ -362,7 +362,7 @@ class Processes:
 
 
 def _noted(process: EngineProcess) -> StoredProcess | None:
-    """The facts that the plane knew about a process when it started it; None if they are unreadable."""
+    """The facts that the plane noted about a process when it started it; None if they are unreadable."""
     try:
         noted = msgspec.json.decode(process.note, type=StoredProcess)
     except msgspec.MsgspecError:

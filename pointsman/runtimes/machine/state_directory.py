@@ -100,7 +100,7 @@ class AdminSocket:
         self._server: asyncio.AbstractServer | None = None
 
     async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
-        """It replaces a socket of an earlier plane; the lock of the directory shows that this plane is gone."""
+        """Replaces a socket of an earlier plane; the lock of the directory shows that this plane is gone."""
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:

@@ -80,7 +80,7 @@ def _advice(error: Exception, path: Path) -> str:
 
 
 def _code(error: Exception) -> int:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the text is too detailed here
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of the code is too detailed here
 
 
 class UnsavedRows(Protocol):
@@ -162,7 +162,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 class Store:
-    """Raises `PointsmanError` if the file cannot be used."""
+    """The state in one file. Raises `PointsmanError` if the file cannot be used."""
 
     def __init__(self, state: Path, image: bytes | None = None) -> None:
         """`image`: the content of a store that is in memory only and kept elsewhere; empty: a new one."""
@@ -182,7 +182,7 @@ class Store:
             raise PointsmanError(f"{self._path} cannot be used ({error}); {_advice(error, self._path)}") from error
 
     def _open(self, *, shared: bool) -> None:
-        """`shared`: other programs may read the file meanwhile, for which SQLite needs a little space on the disk."""
+        """`shared`: other programs may read the file at the same time, for which SQLite needs a little disk space."""
         where = self._path if self._first is None else ":memory:"
         db = self._db = sqlite3.connect(where, isolation_level=None, timeout=1.0)
         try:

@@ -121,7 +121,7 @@ class LeasedChildren:
         return self.lease.ends if self._children.leased() else None
 
     def check(self, at: float, stop_grace_s: float) -> None:
-        """End what may not run any more. Another lease does not save them: the plane may rely on their end."""
+        """End what may no longer run. Another lease does not prevent that, because the plane may rely on their end."""
         leased = self._children.leased()
         if not leased or self.lease is None:
             self._killed_at = None
@@ -134,7 +134,7 @@ class LeasedChildren:
             self._killed_at = at + GROUP_GRACE_S
             self._children.signal(leased, signal.SIGKILL)
             if self._switch is not None:
-                self._switch.set(None)  # it could not do more
+                self._switch.set(None)  # the kernel could not do more
 
 
 class PlaneConnection:

@@ -1,6 +1,6 @@
 """The plane's side of the connection to its supervisor, and process groups without a supervisor.
 
-A process is known by pid and start time, so that no process of another program is ever signalled.
+A process is identified by pid and start time, so that no process of another program is ever signalled.
 """
 
 import asyncio
@@ -217,7 +217,7 @@ class SupervisorLink(asyncio.Protocol):
     def __init__(self, process: SupervisorProcess) -> None:
         self.process = process
         self.gone = asyncio.Event()
-        """The supervisor has hung up."""
+        """Set when the supervisor has hung up."""
         self._transport: asyncio.Transport | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._received = b""

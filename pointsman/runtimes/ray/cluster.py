@@ -101,7 +101,7 @@ class RayNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
 
     def worker(self, seen: Worker) -> Worker:
-        """The worker, as Ray and the node itself see it: Ray says how many GPUs there are, drivers say which."""
+        """The worker, from what Ray and the node report: Ray gives the number of GPUs, drivers their properties."""
         number = int(self.resources.get("GPU", 0))
         labels = {name: value for name, value in self.labels.items() if name != "ray.io/node-id"}
         cpus = self.resources.get("CPU", 0.0)
@@ -124,7 +124,7 @@ class RayNode(msgspec.Struct, frozen=True):
 
 
 class RayCluster:
-    """A connection to Ray. `connect` first; then the others."""
+    """A connection to Ray. Call `connect` before any other method."""
 
     def __init__(self, settings: RaySettings) -> None:
         self.settings = settings
@@ -190,7 +190,7 @@ class RayCluster:
     # Nodes
 
     async def nodes(self) -> list[RayNode]:
-        """Those that Ray believes to be alive. Raises `NoAnswer`."""
+        """The nodes that Ray reports as alive. Raises `NoAnswer`."""
         try:
             found = await asyncio.to_thread(self._ray.nodes)
         except Exception as error:  # many kinds of exceptions
@@ -260,7 +260,7 @@ class Bookings:
         await asyncio.to_thread(_free, instance_id)
 
     async def keep(self, instance_ids: Collection[str]) -> None:
-        """Release the bookings of all other instances, also those of a plane that was killed before it started one."""
+        """Release the bookings of all other instances, even those of a plane that was killed before it started one."""
         await asyncio.to_thread(_keep, instance_ids)
 
 

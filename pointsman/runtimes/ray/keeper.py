@@ -1,8 +1,8 @@
 """What remains of a plane on a cluster when it is killed: its state, and an actor that keeps its nodes alive.
 
 Enters: beats and images of the state of one plane at a time. Leaves: epoch, state and secret for the next plane, and
-leases for the nodes while there is none. The one rule: while a plane lives, it alone grants leases; the keeper grants
-them once the plane has been silent, for a bounded time.
+leases for the nodes while there is none. The one rule: while a plane is alive, it alone grants leases; the keeper
+grants them once the plane has been silent, for a bounded time.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ TAKEN_S = 3.0
 """A plane that has been silent for this long may be replaced by another."""
 ANSWER_S = 1.0
 NOTED_S = 1.0
-"""Interval at which the storage notes that the plane lives."""
+"""Interval at which the storage notes that the plane is alive."""
 
 
 def node_agent(namespace: str, name: str) -> Any:
@@ -92,13 +92,13 @@ class Checkpoint:
             raise PointsmanError(f"{self._file} cannot be written ({error.strerror}); see runtime.storage") from error
 
     def note_beat(self) -> None:
-        """Note that the plane lives, by the clock of this machine."""
+        """Note that the plane is alive, by the clock of this machine."""
         if self._file is not None:
             with suppress(OSError):  # a storage that cannot be written is reported at the next save
                 self._file.with_suffix(".beat").write_text(repr(time.time()), encoding="ascii")
 
     def silent_s(self) -> float | None:
-        """How long ago the plane last lived; None if that is unknown."""
+        """How long ago the plane was last alive; None if that is unknown."""
         if self._file is None:
             return None
         try:
@@ -134,7 +134,7 @@ class Keeper:
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def take(self, plane: str) -> KeptState:
-        """Begin as the plane of this cluster. Raises `PlaneRuns`, `PointsmanError` if the storage cannot be used."""
+        """Become the plane of this cluster. Raises `PlaneRuns`, `PointsmanError` if the storage cannot be used."""
         ruling = self._kept.plane
         if ruling not in ("", plane) and time.monotonic() - self._heard_at < TAKEN_S:
             raise PlaneRuns(f"a plane runs on this cluster already ({ruling}); stop it first")
@@ -148,7 +148,7 @@ class Keeper:
         return self._kept
 
     async def beat(self, epoch: int, plane: str, agents: Mapping[str, Any]) -> None:
-        """Note that the plane lives. `agents`: of the nodes to keep if it dies."""
+        """Note that the plane is alive. `agents`: the agents of the nodes to keep if it dies."""
         self._check(epoch)
         self._lives()
         self._agents = dict(agents)

@@ -42,7 +42,7 @@ class Authority:
         self.gateway = ""
         """Where replicas on any node reach the gateway of this plane."""
         self.calls: str | None = None
-        """Where gateways take calls of replicas, a line for each; None before this plane knows."""
+        """Where gateways take calls of replicas, a line for each; None until that is known."""
         self.secret = ""
         """The secret of gateways and replicas."""
         self.problem: Reason | None = None
@@ -88,7 +88,7 @@ class Authority:
         await asyncio.Event().wait()
 
     async def _retake(self) -> None:
-        """The keeper knows another epoch: it was restarted without a storage, or another plane rules."""
+        """Take over again: the keeper has another epoch. It was restarted without storage, or another plane rules."""
         try:
             self.epoch = (await self.ask("take", self._plane, limit_s=ANSWER_S)).epoch
         except PlaneRuns as error:
@@ -97,7 +97,7 @@ class Authority:
         self.retaken()
 
     async def leave(self) -> None:
-        """Tell the keeper that this plane has ended everything."""
+        """Report to the keeper that this plane has ended everything."""
         await self.ask("leave", self.epoch, limit_s=ANSWER_S)
         await self._cluster.end(self.keeper)
 
@@ -168,9 +168,9 @@ class NodeLink:
         """Adds the labels and the price of the manifest to a worker."""
         self.heard_again: Callable[[], None] = lambda: None
         self.task_failed: Callable[[str, FailedElsewhere], None] = lambda *_: None
-        """Told of each background task of the node that has failed."""
+        """Called with each failure of a background task of the node."""
         self._failures: dict[str, int] = {}
-        """How often each has failed, as far as it was told."""
+        """How often each has failed, as reported so far."""
         self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
         self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
         if known:  # leases of an earlier plane may apply
@@ -180,7 +180,7 @@ class NodeLink:
         """Whether this plane has just started: then everything that runs there is its own, else only what it knows."""
         self._after = 0
         self._stops: dict[str, bool] = {}
-        """Signals that may not have arrived: whether each is SIGKILL."""
+        """Signals that may not have arrived, by instance: True for SIGKILL."""
 
     async def run(self) -> None:
         """Serve the node until it is lost."""
@@ -217,7 +217,7 @@ class NodeLink:
         self._agent, self._after, self.last_node = agent, 0, node
         told = self._failures
         counts = {name: count for name, (count, _) in opened.failures.items()}
-        # What failed before this plane came is not news; what failed while the node was silent is.
+        # Failures before this plane connected are not reported again; those while the node was silent are.
         self._failures = (
             {name: min(told.get(name, 0), counts[name]) for name in counts} if self.opened.is_set() else counts
         )

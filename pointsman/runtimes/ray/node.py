@@ -1,4 +1,4 @@
-"""One node of the cluster, on its own side: an actor that is pinned to it, and talks to the supervisor of its engines.
+"""One node of the cluster, on its own side: an actor that is pinned to it, and uses the supervisor of its engines.
 
 Enters: calls of the plane, each with the plane's epoch. Leaves: reports, which the plane fetches by long polls. The one
 rule: the actor holds nothing that must survive it: engines are children of the supervisor, which runs in a session of
@@ -57,11 +57,11 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 class NodeOpened(msgspec.Struct, frozen=True):
     running: tuple[StoredProcess, ...]
     worker: Worker
-    """The node as it sees itself; its GPUs are those that drivers report."""
+    """The node as detected on the node itself; its GPUs are those that drivers report."""
     python: str
     pid: int
     failures: Mapping[str, tuple[int, str]] = {}
-    """Those of background tasks that earlier planes know."""
+    """Failures of background tasks under earlier planes."""
 
 
 class NodeAgent:
@@ -97,9 +97,9 @@ class NodeAgent:
         gateway: str = "",
         secret: str = "",
     ) -> NodeOpened:
-        """Begin to serve a plane. `known`: what it believes to run here. `keep`: of what runs, everything else is
-        killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it. `secret`: what
-        they know."""
+        """Begin to serve a plane. `known`: what should run here, according to its store. `keep`: everything else
+        that runs is killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it.
+        `secret`: that of its replicas."""
         self._check(epoch)
         failures = {} if self._tasks is None else self._tasks.reasons()
         async with self._opening:
@@ -162,7 +162,7 @@ class NodeAgent:
         return self._ready(epoch).table.ports.take(instance_id)
 
     async def start(self, epoch: int, start: ProcessStart, python: str) -> None:
-        """`python`: of the plane; programs that run with it run with that of this node."""
+        """`python`: the interpreter of the plane, which is replaced by that of this node."""
         argv = (sys.executable, *start.argv[1:]) if start.argv[0] == python else start.argv
         processes = self._ready(epoch)
         assert self._memory is not None, "it was opened with the processes"

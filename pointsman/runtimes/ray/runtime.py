@@ -154,7 +154,7 @@ class NodeGpus:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.links: Mapping[str, NodeLink] = {}
-        """Usage by worker."""
+        """Links by worker."""
         self._clock = clock
         self._asked_at: dict[str, float] = {}
         """When the policy of each deployment last asked for the usage."""
@@ -217,7 +217,7 @@ class NodeStarts:
         await self._authority.certain()
         if name not in link.instances:
             del self._under_way[name]
-            return  # its worker was lost meanwhile, which was reported
+            return  # its worker has been lost, which was reported
         try:
             if order.place is not None:
                 nodes = {one.name: one.last_node for one in self.nodes.links.values() if one.last_node is not None}
@@ -235,7 +235,7 @@ class NodeStarts:
             self._tell(LaunchFailed(name, str(error), "booking"))
         except NoAnswer as error:
             if name not in self._under_way:
-                return  # it may have been started: the link finds out
+                return  # it may have been started: the link will report that
             self._launches.failed(name, error)
         except Exception as error:
             self._launches.failed(name, error)

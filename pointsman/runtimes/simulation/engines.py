@@ -183,7 +183,7 @@ class PaceOfTime(NamedTuple):
     """The time of an engine that is or was slowed down."""
 
     since: float
-    """A time of the clock; then it was `began` for the engine."""
+    """A time of the clock, at which the engine's time was `began`."""
     began: float
     rate: float
 
@@ -243,7 +243,7 @@ class Prefills:
     def _arrived(self, prompt: SimulatedRequest, tokens: int) -> None:
         assert prompt.decodes is not None
         one, instance_id = prompt.decodes
-        if one.prefill is prompt:  # otherwise it was meanwhile refused, or sent elsewhere
+        if one.prefill is prompt:  # otherwise it was refused or sent elsewhere in the meantime
             one.prefill, one.transferred = None, tokens
             if not self._engine_of(instance_id).submit(one):
                 self._fail(one, UNFIT, False)

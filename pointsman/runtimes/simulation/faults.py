@@ -37,31 +37,31 @@ class InstanceFault(SimulationFault, frozen=True, kw_only=True):
 
 
 class KillInstance(InstanceFault, frozen=True, kw_only=True, tag="kill"):
-    """Its process ends."""
+    """The process of an instance ends."""
 
 
 class HangInstance(InstanceFault, frozen=True, kw_only=True, tag="hang"):
-    """Its process runs but does not answer requests or probes, and its metrics cannot be read."""
+    """A process runs but does not answer requests or probes, and its metrics cannot be read."""
 
     seconds: Positive = 30.0
 
 
 class SlowDownInstance(InstanceFault, frozen=True, kw_only=True, tag="slow-down"):
-    """All its work takes `factor` times as long."""
+    """All work of an instance takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=1.0)] = 4.0
     seconds: Positive = 30.0
 
 
 class FlapInstance(InstanceFault, frozen=True, kw_only=True, tag="flap"):
-    """Its process is killed several times, if it runs again by then."""
+    """A process is killed several times, if it runs again by then."""
 
     times: Annotated[int, msgspec.Meta(ge=1)] = 3
     every_s: Positive = 5.0
 
 
 class LoseMetrics(InstanceFault, frozen=True, kw_only=True, tag="lose-metrics"):
-    """Its metrics cannot be read, so the known ones age."""
+    """The metrics of an instance cannot be read, so the known ones age."""
 
     seconds: Positive = 30.0
 

@@ -102,7 +102,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     why: str
     after_s: float | None = None
-    """It ends this long after its launch; None if it cannot even be started."""
+    """The process ends this long after its launch; None if it cannot even be started."""
 
 
 class SimulatedProcess(msgspec.Struct, eq=False):

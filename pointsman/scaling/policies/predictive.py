@@ -28,7 +28,7 @@ else:
 
 DAY_S, WEEK_S = 86400.0, 7 * 86400.0
 SEASONS = 7
-"""Days or weeks of which the mean is taken."""
+"""Number of past days or weeks that are averaged."""
 UNSETTLED = 6
 """Bins at the start that are not learned from: their variation is unknown."""
 
