@@ -93,10 +93,17 @@ def promote(live: LivePlane, candidate: str, *flags: str) -> dict[str, Any]:
     return told
 
 
+def errors_of(live: LivePlane) -> list[int]:
+    [chat] = live.admin.get("shadow")["deployments"]
+    return [one["errors"] for one in chat["candidates"]]
+
+
 def test_candidates_watch_and_the_better_one_is_promoted(live: LivePlane) -> None:
     with load(live) as served:
         live.until(lambda: len(served) >= 150 or not all(served), "some requests")
         assert all(served)
+        # Candidates decide when there is time; one that fails is called again after a pause.
+        live.until(lambda: errors_of(live)[1] >= 3 and errors_of(live)[2] >= 1, "errors of the broken candidates")
         [before] = live.admin.get("shadow")["deployments"]
         told = promote(live, "fifo", "--if", "ttft_p90 < -5%", "--canary", "50%", "--for", "4s")
         # What is worse goes back by itself: everything on one instance again.
@@ -108,8 +115,6 @@ def test_candidates_watch_and_the_better_one_is_promoted(live: LivePlane) -> Non
     assert fifo["decided"] > 0
     assert fifo["errors"] == 0
     assert (raises["decided"], hangs["decided"]) == (0, 0)
-    assert raises["errors"] >= 3
-    assert hangs["errors"] >= 1
     assert told["state"] == "promoted", told["why"]
     assert told["why"]["code"] == "condition-met"
     history = live.admin.get("history")["manifests"]
