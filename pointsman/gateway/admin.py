@@ -1,6 +1,8 @@
-"""The admin API: status, decisions with their reasons, and changes, for clients with its key or on the local listener.
+"""The admin API: status, decisions with their reasons, and changes, for clients that have its key or connect to the
+local listener.
 
-Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: it passes requests to the plane, and decides nothing.
+Enters: a request under `/admin/v1`. Leaves: JSON. The one rule: the API passes requests to the plane, and decides
+nothing.
 """
 
 import asyncio
@@ -46,11 +48,11 @@ from pointsman.runtimes.interface import Operations
 
 PREFIX = b"/admin/v1/"
 HARMLESS = (("POST", "plan"), ("POST", "recording"))
-"""Requests that change nothing: the method, and the last part of the path."""
+"""Requests that change nothing, each as its method and the last part of its path."""
 MAX_OVERRIDE_S = 366 * 86400.0
 """Longest time limit of a scaling override."""
 MAX_AUTHOR = 100
-"""Maximum characters of an operator's name."""
+"""Maximum number of characters in an operator's name."""
 AUTHOR = b"x-pointsman-author"
 """The header in which operators name themselves."""
 UNNAMED = "the admin API"
@@ -76,7 +78,7 @@ class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Return to an earlier version."""
 
     generation: int | None = None
-    """Generation of the manifest; None: the previous one. Applications have none."""
+    """Generation of the manifest; None means the previous one. Applications have no generations."""
     confirmation: str = ""
 
 
@@ -140,11 +142,11 @@ class ScaleRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of replicas to hold, whatever the policy decides."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0)] | None
-    """None: the policy decides again."""
+    """None if the policy decides again."""
     for_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """None: until further notice."""
+    """None if the number holds until further notice."""
     by: str = ""
-    """The operator; empty: the one who sends the request."""
+    """The operator who asks for this; if empty, the sender of the request."""
 
 
 class DeploymentAdmin:
@@ -185,7 +187,8 @@ class Admin:
         shadows: ShadowAdmin | None = None,
         recording: RecordingAdmin | None = None,
     ) -> None:
-        """`status` is that of plane and gateway, `stop` stops both, `ask` asks gateways in other processes."""
+        """`status` returns the status of plane and gateway, `stop` stops both, and `ask` asks gateways in other
+        processes."""
         self._shadows = shadows
         self._recording = recording
         self._gateway = gateway
@@ -232,7 +235,7 @@ class Admin:
         task.add_done_callback(self._tasks.discard)
 
     def handler(self, method: str, parts: list[str]) -> Handler | None:
-        """The handler of a method at a path below the prefix; None if there is none."""
+        """The handler for a method and a path below the prefix; None if there is no such handler."""
         match method, parts:
             case "GET", ["status"]:
                 return self._get_status
@@ -289,7 +292,7 @@ class Admin:
         return None
 
     async def _answer(self, running: PendingAnswer, work: Awaitable[Any], method: str, call: AdminCall) -> None:
-        """Answer a request. Every attempted change shows in the next status and among the events."""
+        """Answer a request. Every attempted change appears in the next status and among the events."""
         try:
             answer = await self._named(work)
             status, body = 200, answer if isinstance(answer, bytes) else msgspec.json.encode(answer)

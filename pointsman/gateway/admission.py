@@ -1,4 +1,5 @@
-"""Admission: which tenant's key a request has, how much the tenant may send, and what its requests may cost.
+"""Admission: which tenant's key a request carries, how much the tenant may send, and what the tenant's requests may
+cost.
 
 Enters: requests to models and to pipelines. Leaves: the same requests, bounded and counted, or `NotAdmitted`.
 """
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 
 FINGERPRINT = 8
-"""Hexadecimal digits of a key's hash by which events name it, as in the manifest."""
+"""Number of hexadecimal digits of a key's hash. Events name a key by these digits, as the manifest does."""
 
 
 class NotAdmitted(PointsmanError):
-    """A request is refused before it reaches a dispatcher; says how to answer it."""
+    """Raised if a request is refused before it reaches a dispatcher; contains the answer to the request."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class NotAdmitted(PointsmanError):
         lines: bytes = b"",
         tenant: str = "",
     ) -> None:
-        """`lines`: more header lines of the answer, each with its line end. `tenant`: the sender, if known."""
+        """`lines` are further header lines of the answer, each with its line end. `tenant` is the sender, if known."""
         self.tenant = tenant
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
         self.lines = lines if retry_after_s is None else b"%bretry-after: %d\r\n" % (lines, retry_after_s)
@@ -49,12 +50,12 @@ class NotAdmitted(PointsmanError):
 
 
 class Keys:
-    """API keys, each of a tenant: stored as hashes, compared in constant time."""
+    """The API keys of tenants, stored as hashes and compared in constant time."""
 
     def __init__(self, keys: Sequence[KeySpec], tenants: Mapping[str, Tenant], admin_sha256: str = "") -> None:
         self.tenants = tenants
         self._by_start: dict[bytes, list[tuple[bytes, Tenant]]] = {}
-        """Hashes by their first bytes, so that few have to be compared."""
+        """Hashes, grouped by their first bytes, so that each lookup compares only a few."""
         for key in keys:
             digest = bytes.fromhex(key.sha256)
             self._by_start.setdefault(digest[:2], []).append((digest, tenants[key.tenant]))
@@ -62,11 +63,12 @@ class Keys:
         self.required = bool(keys)
 
     def tenant_named(self, name: str) -> Tenant | None:
-        """The tenant that a request was admitted for; None without keys, because then clients choose names."""
+        """The tenant for which a request was admitted; None if no keys are configured, because clients then choose
+        tenant names."""
         return self.tenants.get(name) if self.required else None
 
     def tenant_of(self, request: HttpRequest, client: "GatewayConnection | None") -> Tenant | None:
-        """The tenant whose key a request has; None if it has no key or an unknown one. `client` caches the last one."""
+        """The tenant whose key a request has; None if the key is missing or unknown. `client` caches the last key."""
         credentials = _credentials(request)
         memo = None if client is None else client.key_memo
         if memo is not None and memo[0] is self and memo[1] == credentials:
@@ -82,8 +84,8 @@ class Keys:
         return bool(self._admin) and compare_digest(digest, self._admin)
 
     def admin_fingerprint(self, request: HttpRequest) -> str:
-        """The start of the hash of a request's admin key: it identifies a key without granting access. Empty without
-        one."""
+        """The start of the hash of a request's admin key: these digits identify the key without granting access. Empty
+        if the request has no admin key."""
         return sha256(_credentials(request)).hexdigest()[:FINGERPRINT] if self.opens_admin(request) else ""
 
     def _lookup(self, credentials: bytes) -> Tenant | None:
@@ -116,12 +118,12 @@ class Admission:
     def __init__(self, settings: GatewaySpec, limited: Counter[str], in_flight: Container[str]) -> None:
         self.usage = UsageBook()
         self.tenants: Callable[[Sequence[TenantSpec]], dict[str, Tenant]] = self.usage.tenants
-        """Returns the tenants with these limits: from the usage book, or from this gateway's grants."""
+        """Returns a tenant for each of these limits, from the usage book or from this gateway's grants."""
         self.configure(settings)
         self.names_in_flight: Container[str] = ()
-        """Ids of pipeline requests in flight; `_in_flight` has only their steps."""
+        """Ids of pipeline requests in flight; `_in_flight` contains only the steps of such requests."""
         self._limited = limited
-        """Requests beyond the limits of their tenant, by tenant."""
+        """Number of requests that exceeded the limits of their tenant, by tenant."""
         self._in_flight = in_flight
         self._prefix = f"req-{secrets.token_hex(4)}-"
         self._count = 0
@@ -131,8 +133,8 @@ class Admission:
         self._pages_are_public = _are_public(settings)
 
     def page_reader(self, http: HttpRequest, client: "GatewayConnection | None" = None) -> Tenant | None:
-        """The tenant that requests a page about the gateway; None if the page is public, or if the request has the
-        admin key or came over the local listener. Raises `NotAdmitted`."""
+        """The tenant that requests a page about the gateway. None if the page is public, if the request has the admin
+        key, or if it came over the local listener. Raises `NotAdmitted`."""
         if self._pages_are_public or self.keys.opens_admin(http) or (client is not None and client.is_local):
             return None
         return self.tenant_of(http, client)
@@ -147,7 +149,7 @@ class Admission:
         return tenant
 
     def report(self) -> list[dict[str, Any]]:
-        """What tenants have used of their limits; see `Tenant.report`."""
+        """How much of its limits each tenant has used; see `Tenant.report`."""
         now, wall = time.monotonic(), time.time()
         return [tenant.report(now, wall) for tenant in self.keys.tenants.values()]
 
@@ -161,7 +163,7 @@ class Admission:
         *,
         part: bool = False,
     ) -> tuple[RequestMetadata, Charge | None]:
-        """The request, its priority capped at that of its tenant, and its charge against the limits; see
+        """The request, with its priority capped at the priority of its tenant, and its charge against the limits; see
         `Tenant.admit`. Raises `NotAdmitted`."""
         limit = tenant.spec.max_priority
         if limit is not None and request.priority > limit:
@@ -182,8 +184,8 @@ class Admission:
         return NotAdmitted(429, denial.why, "rate_limit_exceeded", denial.retry_after_s, tenant=tenant.name)
 
     def request_id(self, http: HttpRequest) -> str:
-        """The id that the client sent, or a new one: if it sent none, or if a request in flight uses it. Raises
-        `NotAdmitted`."""
+        """The id that the client sent. If the client sent no id, or a request in flight already uses it, a new id.
+        Raises `NotAdmitted`."""
         given = http.headers.pop(b"x-request-id", None)
         if given is not None:
             name = given.decode("latin-1")

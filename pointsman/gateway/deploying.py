@@ -1,7 +1,7 @@
 """`app.deploy()`: runs an application on a plane inside this process, and returns a handle to it.
 
-Enters: an application. Leaves: a handle, once its replicas are ready. The plane is started by the first `deploy`, and
-ends with this process.
+Enters: an application. Leaves: a handle, once the application's replicas are ready. The first `deploy` starts the
+plane, and the plane ends with this process.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ MAX_RESTARTS = 3
 class ApplicationHandle:
     """An application: `handle.remote(1, 2).result()`, `await handle.remote(1, 2)`, `for piece in handle.stream(1)`.
 
-    Arguments are plain data: None, bool, numbers, text, bytes, lists, mappings, arrays. Results are what the last node
-    returned.
+    Arguments are plain data: None, bool, numbers, text, bytes, lists, mappings, arrays. The result is the value that
+    the last node returned.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ApplicationHandle:
     ) -> None:
         self.name = name
         self.url = f"{url}/{name}"
-        """Where HTTP clients send requests."""
+        """The URL to which HTTP clients send requests."""
         self._loop = loop
         self._transport = transport
         self.close = close
@@ -79,7 +79,7 @@ class ApplicationHandle:
 
 
 def _encoded(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Arguments as the gateway reads them. Raises `Unsendable`."""
+    """The arguments, encoded as the gateway reads them. Raises `Unsendable`."""
     try:
         return encode_plain({"args": list(args), "kwargs": kwargs})
     except Unsendable as error:
@@ -95,8 +95,9 @@ def deploy(
     address: str = "",
     storage: str = "",
 ) -> ApplicationHandle:
-    """Run an application, and wait until its replicas are ready. `manifest`: a file with the models that it uses.
-    `address`, `storage`: of a Ray cluster; by default, the one that this program uses, or else a new one."""
+    """Run an application, and wait until its replicas are ready. `manifest` is a file with the models that the
+    application uses. `address` and `storage` belong to a Ray cluster; the default is the cluster that this program
+    uses, or else a new one."""
     choice = RuntimeChoice(runtime, address, storage)
     plane = background_plane("" if manifest is None else str(Path(manifest).absolute()), choice)
     text = ManifestText(application.to_yaml(), str(application.folder.absolute()), f"<{application.name}>")
@@ -118,7 +119,7 @@ def background_plane(manifest: str, runtime: RuntimeChoice) -> "BackgroundPlane"
 
 
 def close_background_planes() -> None:
-    """Stop the planes of this process. The next `deploy` starts another."""
+    """Stop the planes of this process. The next `deploy` starts a new plane."""
     while _PLANES:
         _PLANES.popitem()[1].stop()
 
@@ -168,7 +169,7 @@ class BackgroundPlane:
             time.sleep(POLL_S)
 
     async def _missing(self, application: Application) -> list[tuple[str, bool]]:
-        """(what is not ready, whether it failed too often) of an application."""
+        """The parts of an application that are not ready, each as (name, whether it failed too often)."""
         models = {node.code for node in application.graph.nodes if node.kind is NodeKind.MODEL}
         found = []
         for one in self.embedded.plane.status()["deployments"]:
@@ -193,6 +194,6 @@ class BackgroundPlane:
 
 
 def _empty_manifest() -> str:
-    """Only a gateway, at a free port of the default address."""
+    """A manifest with only a gateway, at a free port of the default address."""
     host, _ = host_and_port(GatewaySpec().listen)
     return f"kind: Pointsman\ngateway: {{listen: '{host}:0'}}\n"

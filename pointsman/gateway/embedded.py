@@ -1,7 +1,7 @@
-"""A plane and its gateway: what `pointsman up` runs, in one process, or with gateways in processes of their own.
+"""A plane and its gateway, as `pointsman up` runs them: in one process, or with gateways in separate processes.
 
-Enters: a manifest. Leaves: a gateway that answers until it is stopped. The one rule: it stops from front to back: first
-new requests, then those in flight, then the instances.
+Enters: a manifest. Leaves: a gateway that answers until it is stopped. The one rule: everything stops from front to
+back: first new requests, then requests in flight, then the instances.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Embedded:
     """A plane with a gateway in front."""
 
     def __init__(self, state: Path | None, runtime: RuntimeChoice = LOCAL) -> None:
-        """`state`: where the plane keeps its state; None: in memory only."""
+        """`state` is the directory where the plane keeps its state; if None, the state is in memory only."""
         self._loop = asyncio.get_running_loop()
         self._state = state
         self._runtime = runtime.name
@@ -59,7 +59,7 @@ class Embedded:
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
         self.gateway.metrics.sources.append(lambda page: scaling_metrics(page, self.plane.scaling.each()))
-        release = version("pointsman")  # do it now: looking it up takes longer than rendering a page
+        release = version("pointsman")  # look it up now: that takes longer than rendering a page
         self.gateway.metrics.sources.append(
             lambda page: instance_metrics(page, self.plane.control.controller, self.plane.events.phases, release)
         )
@@ -82,11 +82,11 @@ class Embedded:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were admitted and are not answered yet."""
+        """Number of requests that were admitted and are not answered yet."""
         return self.gateway.in_flight + sum(one.last.in_flight for one in self.gateways.members.values())
 
     async def start(self, manifest: ManifestText | None) -> None:
-        """Run a manifest; None: the manifest that was last in force."""
+        """Run a manifest. If it is None, run the manifest that was last in force."""
         try:
             await self.plane.start(manifest, self._take_addresses)
             self.gateway.admission.usage.open(self.plane.runtime.usage)
@@ -111,7 +111,7 @@ class Embedded:
         gc.set_threshold(20_000, 20, 100)
 
     async def _take_addresses(self, plan: PointsmanPlan) -> None:
-        """Take the addresses before anything is started: if one is in use, nothing must be left running."""
+        """Take the addresses before anything is started, so that nothing is left running if an address is in use."""
         settings, is_local = plan.gateway, self._runtime == LOCAL.name
         if settings.nodes and is_local:
             raise PointsmanError("gateway.nodes names nodes of a cluster; remove it, or use: --runtime ray")
@@ -127,7 +127,7 @@ class Embedded:
         await check_free("gateway.grpcListen", plan.gateway.grpc_listen)
 
     def ask_to_stop(self) -> None:
-        """Stop soon; when called again, at once."""
+        """Stop soon. A second call stops at once."""
         if self._stop_asked.is_set():
             self._hurry_asked.set()
         self._stop_asked.set()
@@ -136,7 +136,8 @@ class Embedded:
         await self._stop_asked.wait()
 
     async def stop(self) -> int:
-        """End new requests, then those in flight, then the instances. Returns how many requests were cut off."""
+        """Refuse new requests, finish those in flight, then stop the instances. Returns how many requests were cut
+        off."""
         self._listeners.close()
         closing = self._loop.create_task(self.grpc.close(self.gateway.settings.drain_timeout))
         hurrying = self._loop.create_task(self._hurry_asked.wait())
@@ -150,7 +151,7 @@ class Embedded:
             self.gateway.upstream.cut_off("the gateway is shutting down")
             await self.grpc.close(1.0)
             await closing
-        finally:  # even after an error, no process may be left
+        finally:  # even after an error, no process may be left running
             self.gateway.admission.usage.close()
             await self.gateway.history.close()
             await self.plane.stop()
@@ -161,7 +162,7 @@ class Embedded:
         return cut_off
 
     def status(self) -> dict[str, Any]:
-        """What runs, how it is doing, and where requests go."""
+        """What runs, in which state it is, and where requests go."""
         status, members = self.plane.status(), self.gateways.members.values()
         for deployment in status["deployments"]:
             name = deployment["name"]

@@ -1,7 +1,7 @@
-"""`/admin/v1/events`: what has changed on the plane, and what operators asked for, as a list or as a stream.
+"""`/admin/v1/events`: what has changed on the plane, and which changes operators requested, as a list or as a stream.
 
-Enters: requests of operators. Leaves: events. The one rule: the memory for a slow reader is bounded. The stream is
-written from the log, and waits while its client does not read.
+Enters: requests from operators. Leaves: events. The one rule: the memory for a slow reader is bounded. The gateway
+writes the stream from the log, and stops writing while the client does not read.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ class EventAdmin:
         self._events = events
 
     async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The newest events after a number. With `wait`: as soon as there is one, or after this many seconds."""
+        """The newest events after the event with a given number. If there are none, the answer waits for a new event,
+        at most for `wait` seconds."""
         after, limit, deployment = _selection(call.query)
         wait_s = min(number_in(call.query, "wait", 0), MAX_WAIT_S)
         events = self._events
@@ -57,14 +58,14 @@ class EventAdmin:
         return {"events": found}
 
     def follow(self, client: GatewayConnection, request: HttpRequest, query: Mapping[str, str]) -> None:
-        """Answer with past events, and then with each event as it happens. A client that connects again names the last
-        event it has seen. Raises `BadQuery`."""
+        """Answer with past events, and then with each event as it happens. A client that reconnects names the last
+        event that it has received. Raises `BadQuery`."""
         seen = request.headers.get(b"last-event-id", b"").decode("latin-1")
         after, limit, deployment = _selection({**query, "after": seen, "limit": str(KEPT)} if seen else query)
         EventFeed(client, self._events, deployment).begin(after, limit)
 
     def note(self, method: str, call: AdminCall, status: int) -> None:
-        """Log that an operator has asked for a change, and how it was answered."""
+        """Log that an operator has requested a change, and the status of the answer."""
         operation = " ".join([method, *call.parts])[:MAX_OPERATION]
         self._events.note("", Reason("operation", {"operation": operation, "status": status}), call.asker)
 
@@ -75,7 +76,7 @@ def _selection(query: Mapping[str, str]) -> tuple[int, int, str]:
 
 
 class EventFeed:
-    """An answer that continues until its client disconnects: server-sent events."""
+    """An answer of server-sent events, which continues until the client disconnects."""
 
     def __init__(self, client: GatewayConnection, events: EventLog, deployment: str) -> None:
         self._client: GatewayConnection | None = client

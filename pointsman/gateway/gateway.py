@@ -1,4 +1,4 @@
-"""The gateway: accepts requests of clients, answers some itself, and passes the others to the dispatchers."""
+"""The gateway: accepts requests from clients, answers some itself, and passes the others to the dispatchers."""
 
 import asyncio
 import re
@@ -52,7 +52,7 @@ SWEEP = "gateway timeouts"
 MAX_CONNECTIONS = 10_000
 """Maximum client connections, unless a setting says otherwise."""
 RESERVED_FILES, FILES_PER_INSTANCE = 128, 4
-"""Descriptors reserved for uses other than clients."""
+"""Number of file descriptors that are reserved for uses other than clients."""
 
 
 READ, WRITE = (b"GET", b"HEAD"), (b"POST",)
@@ -60,15 +60,16 @@ READ, WRITE = (b"GET", b"HEAD"), (b"POST",)
 
 
 class GatewayPage(NamedTuple):
-    """A page: what is served at a path."""
+    """A page: how requests to a path are served."""
 
     serve: Callable[[GatewayConnection, HttpRequest, Tenant | None], None]
     check: Callable[[HttpRequest, GatewayConnection], Tenant | None]
-    """Returns the sender's tenant, or None if it needs none. Raises `NotAdmitted`. Called before the body is read."""
+    """Called before the body is read. Returns the sender's tenant, or None if the page needs none. Raises
+    `NotAdmitted`."""
     methods: Sequence[bytes] = ()
-    """The permitted methods; empty: the page checks them itself."""
+    """The permitted methods; empty if the page checks the method itself."""
     json_limits: Callable[[HttpRequest], JsonLimits | None] | None = None
-    """Returns what the body of a request may consist of; None if the body is not parsed as JSON."""
+    """Returns the limits for the body of a request; None if the body is not parsed as JSON."""
 
 
 def needs_no_key(http: HttpRequest, client: GatewayConnection) -> Tenant | None:
@@ -83,9 +84,8 @@ MAX_KNOWN_HOSTS = 64
 class HostCheck:
     """Names by which a gateway may be called.
 
-    A gateway without keys that listens on this machine only must not be reached by a page in a browser: neither through
-    a DNS name of the page's own that resolves to this machine, nor by a request that the browser sends for a foreign
-    page.
+    A gateway without keys that listens on this machine only must be out of reach for web pages in a browser. A page
+    could use a DNS name of its own that resolves to this machine, or make the browser send a cross-origin request.
     """
 
     def __init__(self, settings: GatewaySpec) -> None:
@@ -94,7 +94,7 @@ class HostCheck:
         self._has_keys = bool(settings.keys)
         self._is_loopback = is_loopback(host)
         self._known: set[bytes] = set()
-        """Hosts that were accepted, cached because clients send the same ones again and again."""
+        """Accepted hosts, cached because clients send the same host again and again."""
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises `NotAdmitted`."""
@@ -141,7 +141,7 @@ class Pages:
         self.hosts = HostCheck(settings)
 
     def pass_on(self, paths: Sequence[str], page: GatewayPage) -> None:
-        """Serve the paths of the APIs, and `paths`, with `page`."""
+        """Use `page` to serve the paths of the APIs, and also `paths`."""
         self.passed_on = dict.fromkeys((*INFERENCE, MESSAGES, COUNT_TOKENS, *(path.encode() for path in paths)), page)
 
     def find(self, client: GatewayConnection, request: HttpRequest) -> tuple[GatewayPage, Tenant | None]:
@@ -175,42 +175,44 @@ def _has_long_body(headers: Mapping[bytes, bytes]) -> bool:
 
 
 class Clients(set[GatewayConnection]):
-    """The connections of clients. New ones replace those that were idle longest, those without a valid key first."""
+    """The connections of clients. If there are too many, new connections replace idle ones: first those without a valid
+    key, then those that were idle longest."""
 
     def __init__(self, gateway: "Gateway") -> None:
         super().__init__()
         self.max_files = 1 << 20
-        """Files that this process may have open."""
+        """Maximum number of files that this process may have open."""
         self.closed_idle = 0
-        """Idle connections that were closed for new ones."""
+        """Number of idle connections that were closed to make room for new ones."""
         self._for_grpc = 0
-        """Descriptors for connections over gRPC."""
+        """Number of descriptors for connections over gRPC."""
         self._gateway = gateway
 
     @property
     def limit(self) -> int:
-        """Maximum number of clients. Each may need a second descriptor, for the connection to an instance, and some are
-        reserved for probes, engines and files."""
+        """Maximum number of clients. Each client may need a second descriptor, for the connection to an instance. Some
+        descriptors are reserved for probes, engines and files."""
         instances = sum(len(lane.dispatcher.fleet) for lane in self._gateway.traffic.lanes.values())
         possible = (self.max_files - RESERVED_FILES - FILES_PER_INSTANCE * instances - self._for_grpc) // 2
         return min(self._gateway.limits.max_connections or MAX_CONNECTIONS, max(1, possible))
 
     def set_aside_for_grpc(self) -> int:
-        """Set descriptors aside for clients over gRPC, a third of those for clients. Returns how many clients there may
-        be."""
+        """Reserve a third of the clients' descriptors for clients over gRPC. Returns the maximum number of such
+        clients."""
         self._for_grpc = 0
         connections = max(1, self.limit // 3)
         self._for_grpc = 2 * connections
         return connections
 
     def enter(self, connection: GatewayConnection) -> bool:
-        """Add a connection. False if there are too many, and none is idle."""
+        """Add a connection. Returns False if there are too many, and no connection is idle."""
         self.add(connection)
         if connection.is_local or len(self) <= (limit := self.limit):
             return True
         idle = [one for one in self if one.request is None and not one.is_local and one is not connection]
-        # Close several at once, so that the search is rare. Unknown clients that come by the hundred have been idle for
-        # less time than clients between two requests. Clients that are sending a body are closed last.
+        # Close several at once, so that the search is rare. Clients without a valid key are closed first: if hundreds
+        # of them connect, they have been idle for less time than known clients between two requests. In each group,
+        # clients that are sending a body are closed last.
         longest = nsmallest(
             max(1, limit // 20),
             idle,
@@ -223,7 +225,7 @@ class Clients(set[GatewayConnection]):
         return bool(longest)
 
     def problems(self) -> list[Reason]:
-        """Settings that do not take effect as configured."""
+        """Reports settings that do not take effect as configured."""
         wanted, allowed = self._gateway.limits.max_connections, self.limit
         if wanted is None or allowed == wanted:
             return []
@@ -248,11 +250,11 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.admission = Admission(settings, self.metrics.limited, self.upstream.in_flight)
         self.tenants: Callable[[], list[dict[str, Any]]] = self.admission.report
-        """What tenants have used of their limits; see `Tenant.report`."""
+        """Returns how much of its limits each tenant has used; see `Tenant.report`."""
         self.metrics.sources.append(lambda page: tenant_metrics(page, self.tenants()))
         self.clients = Clients(self)
         self.draining = False
-        """No new requests are accepted; those in flight are finished."""
+        """True if the gateway accepts no new requests, and finishes those in flight."""
         self.pages = Pages(settings)
         self.pages.pass_on(settings.paths, GatewayPage(self.infer, self.admission.tenant_of, WRITE, _json_limits))
         self._arrivals = ArrivalBatch(self.upstream)
@@ -269,7 +271,7 @@ class Gateway:
         self.tasks.every("request records", COLLECT_S, self.history.collect)
 
     def configure(self, settings: GatewaySpec) -> None:
-        """Use new settings, as far as they can change while the gateway runs."""
+        """Apply those new settings that can change while the gateway runs."""
         self.settings = settings
         self.limits = settings.limits
         self.buffered.limit = settings.max_buffered_bytes
@@ -296,7 +298,7 @@ class Gateway:
     # Requests
 
     def check(self, client: GatewayConnection, request: HttpRequest) -> None:
-        """Refuse a request that will not be served before its body is read."""
+        """If a request will not be served, refuse it before its body is read."""
         try:
             _, tenant = self.pages.find(client, request)
             if tenant is not None:
@@ -328,8 +330,8 @@ class Gateway:
     def infer(
         self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None, *, part_id: str | None = None
     ) -> None:
-        """Serve a request to a model. `part_id`: the id of a request that is part of one that was admitted already;
-        empty: it gets a new id. None: it is not part of another one."""
+        """Serve a request to a model. `part_id` is None unless the request is part of another request, which was
+        admitted already. It is then the id of this part; if it is empty, the part gets a new id."""
         now, asked, request_id = time.monotonic(), "", part_id or ""
         try:
             api = None if http.path in INFERENCE else _api_of(http, self.traffic)
@@ -384,7 +386,8 @@ class Gateway:
         self.upstream.sweep(now, {str(endpoint) for fleet in fleets for endpoint in fleet.roster})
 
     async def drain(self, timeout_s: float) -> int:
-        """Accept nothing new, and wait for the requests in flight. Returns how many are left after the time limit."""
+        """Accept no new requests, and wait for those in flight. Returns how many are still in flight after the time
+        limit."""
         self.draining = True
         for client in list(self.clients):
             client.drain()
@@ -406,12 +409,13 @@ class Gateway:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were admitted and are not answered."""
+        """Number of requests that were admitted and are not answered."""
         return len(self.upstream.in_flight) + len(self.long_bodies)
 
 
 class ArrivalBatch:
-    """Hands the new requests of one loop turn to their dispatchers together, which uses the CPU caches better."""
+    """Hands all new requests of one loop turn to their dispatchers together, because this uses the CPU caches
+    better."""
 
     __slots__ = ("_new", "_upstream")
 
@@ -445,7 +449,7 @@ class ArrivalBatch:
     def _decided(self, in_flight: ModelRequest, now: float) -> Sequence[DispatcherCommand]:
         try:
             return in_flight.lane.dispatcher.handle(Arrived((in_flight.request,)), now)
-        except Exception as error:  # one failure must not affect the requests behind it
+        except Exception as error:  # one failure must not affect the requests after it
             self._upstream.loop.call_exception_handler(
                 {"message": "pointsman: a request could not be decided", "exception": error}
             )
@@ -462,7 +466,7 @@ def _json_limits(http: HttpRequest) -> JsonLimits | None:
 
 
 def _api_of(http: HttpRequest, traffic: Traffic) -> OtherApi:
-    """The API of a request to a path that is not OpenAI's. Raises `BadRequest`."""
+    """The API of a request to a path outside the OpenAI API. Raises `BadRequest`."""
     if http.path != MESSAGES and http.path != COUNT_TOKENS:
         return OtherApi(http)
 

@@ -1,14 +1,14 @@
-"""Large bodies that begin like one that was read before: only their new part is decoded.
+"""Large bodies that begin like an earlier body: only the new part of such a body is decoded.
 
-Conversations grow, and several questions are asked about one document, so most of a large prompt has been decoded
-already. Comparing it with what is remembered takes a fifteenth of the time. Theory of operation: if a valid body has
-the bytes P up to the end of an element of `messages`, then a decoder that has read P is inside that array, after an
-element, and so it is after any shorter text that leads to the same place. So P is replaced by a short text (the fields
-before `messages`, and one element), and the full decoder reads that with the rest: it accepts and refuses the same
-bodies, and finds the same fields.
+Conversations grow, and clients ask several questions about one document. So most of a large prompt has been decoded
+already. Comparing this part with a remembered body takes a fifteenth of the time that decoding takes. Theory of
+operation: let P be the bytes of a valid body up to the end of an element of `messages`. A decoder that has read P is
+inside that array, after an element. A shorter text can lead the decoder to the same state: the fields before
+`messages`, and one element. So this text replaces P, and the full decoder reads it together with the rest of the body.
+The decoder then accepts and refuses the same bodies, and finds the same fields.
 
-Enters: bodies of clients, who are not trusted. Leaves: fields, or the refusal of the full decoder. The one rule: only
-bytes that were read in a valid body are skipped, and only after they have been compared.
+Enters: bodies from clients, who are not trusted. Leaves: fields, or the refusal by the full decoder. The one rule:
+bytes are skipped only if they are equal to bytes that were read in a valid body.
 """
 
 import re
@@ -25,19 +25,21 @@ from pointsman.http.buffers import LARGE_BYTES, placed
 from pointsman.http.heads import Bytes
 
 LONG_BYTES = 32 * 1024
-"""Shorter bodies are decoded as fast as they are compared and remembered."""
+"""Minimum size: for shorter bodies, decoding is as fast as comparing and remembering."""
 KEY_BYTES = 4 * 1024
-"""Maximum bytes after the shared beginning that are compared to tell two bodies apart."""
+"""Maximum number of bytes after the shared beginning that are compared to tell two bodies apart."""
 KEPT_BYTES = 8 * 1024 * 1024
-"""Maximum bytes of remembered bodies; the least recently used are dropped."""
+"""Maximum total size of remembered bodies, in bytes; the least recently used bodies are dropped."""
 MAX_SEEN = 1024
-"""Beginnings seen once: a body is remembered when its beginning is seen again."""
+"""Maximum number of beginnings that are noted when they are first seen. A body is remembered when its beginning is seen
+again."""
 SAMPLE_BYTES = 16
 MAX_ENDS = 64
 """Maximum number of element ends that are remembered per body."""
 
 MAX_COMMAS, MAX_ELEMENTS = 50_000, 4096
-"""Bodies with more are not remembered: their elements would have to be distinguished one by one."""
+"""Bodies with more commas or elements are not remembered, because their elements would have to be separated one by
+one."""
 
 BRACE = ord("{")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
@@ -54,7 +56,8 @@ class KnownBeginning(msgspec.Struct):
     """The offsets at which messages end, in ascending order."""
 
     def shared_with(self, body: bytes | bytearray, at: int) -> int:
-        """The last of `ends` up to which the body, whose `messages` begins at `at`, is the same; 0 if there is none."""
+        """The last of `ends` up to which both bodies are equal; 0 if there is none. `at` is the offset of `messages` in
+        `body`."""
         data = memoryview(self.data)
 
         def differs(end: int) -> bool:
@@ -81,9 +84,9 @@ class KnownBodies:
         """Remembered bodies by the hash of their first bytes, least recently used first."""
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._element = b'{"%b":0}' % secrets.token_hex(16).encode()
-        """Replaces the messages that are skipped. It is secret, so that no client can send it."""
+        """The element that replaces skipped messages. It is secret, so that no client can send it."""
         self.kept = 0
-        """Total bytes that are remembered."""
+        """Total size of the remembered bodies, in bytes."""
 
     def __len__(self) -> int:
         return len(self._beginnings)
@@ -96,7 +99,7 @@ class KnownBodies:
         view = memoryview(body)
         key = xxh3_64_intdigest(view[: self._min_bytes])
         known, shared = self._known(key, whole, at)
-        if known is not None and self._is_worth_it(body, shared):  # one remembered by the longer key may share more
+        if known is not None and self._is_worth_it(body, shared):  # a body remembered by the longer key may share more
             key = xxh3_64_intdigest(view[shared : shared + KEY_BYTES], key)
             other, more = self._known(key, whole, at)
             if more > shared:
@@ -119,11 +122,11 @@ class KnownBodies:
         return known, known.shared_with(body, at)
 
     def _is_worth_it(self, body: Bytes, shared: int) -> bool:
-        """Whether enough of a body is new to remember it."""
+        """Whether the new part of a body is large enough for the body to be remembered."""
         return len(body) - shared > max(self._min_bytes // 2, len(body) // 8)
 
     def _read_rest(self, view: memoryview, start: int, shared: int) -> Body | None:
-        """Read a body that is known up to `shared`. None if it must be read as a whole."""
+        """Read a body that is known up to `shared`. Returns None if the body must be read as a whole."""
         short = b"".join((view[:start], b"[", self._element, view[shared:]))
         try:
             read = read_body(short)
@@ -136,7 +139,7 @@ class KnownBodies:
         return read
 
     def _remember(self, key: int, body: bytes, read: Body) -> None:
-        """Remember the beginning of a body that was read, if its messages can be separated."""
+        """Remember the beginning of a body that was read, provided that its messages can be separated."""
         messages = memoryview(read.messages)
         start = body.find(messages[:KEY_BYTES])
         if bytes(messages).count(b",") > MAX_COMMAS:

@@ -1,4 +1,4 @@
-"""Where gateways listen, for HTTP and for gRPC, and which addresses must be free for that."""
+"""The addresses where gateways listen, for HTTP and for gRPC, and checks that these addresses are free."""
 
 import asyncio
 import errno
@@ -26,11 +26,11 @@ MANY_FILES = 1 << 20
 
 
 class CannotListen(PointsmanError):
-    """The address is not available."""
+    """Raised if an address is not available."""
 
 
 class Listeners:
-    """Where a gateway listens for HTTP."""
+    """The listener of a gateway for HTTP."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -39,7 +39,7 @@ class Listeners:
         """The URL to which clients send requests."""
 
     async def bind(self, settings: GatewaySpec, *, shared: bool = False) -> None:
-        """Take the address; if `shared`, other processes may take it too. Raises `CannotListen`."""
+        """Take the address. If `shared` is true, other processes may take the same address. Raises `CannotListen`."""
         host, port = host_and_port(settings.listen)
         tls = None if settings.tls is None else _tls(settings.tls.cert_file, settings.tls.key_file)
         try:
@@ -72,7 +72,7 @@ class Listeners:
 
 
 class GrpcListener:
-    """Where the gateway listens for gRPC, if at all. The packages for it are imported when it opens."""
+    """The gateway's listener for gRPC, if it has one. `open` imports the packages for gRPC."""
 
     def __init__(self, gateway: Gateway, applications: "Applications", is_ready: Callable[[], bool]) -> None:
         self._gateway = gateway
@@ -80,11 +80,11 @@ class GrpcListener:
         self._is_ready = is_ready
         self._server: PredictServer | None = None
         self.address = ""
-        """host:port; empty if it is closed."""
+        """host:port; empty if the listener is closed."""
 
     async def open(self, listen: str, *, shared: bool = False) -> int:
-        """Listen at this address, with the certificate of the gateway if it has one; if `shared`, other processes may
-        listen too. Returns the port; 0 if the address is empty, which opens nothing."""
+        """Listen at this address, with the gateway's certificate if there is one. If `shared` is true, other processes
+        may listen there too. Returns the port. An empty address opens nothing, and the result is 0."""
         if not listen:
             return 0
         try:
@@ -106,7 +106,8 @@ class GrpcListener:
         return port
 
     async def close(self, grace_s: float) -> None:
-        """Accept no new calls; those in flight have `grace_s` to end. A second call may shorten that."""
+        """Accept no new calls. Calls in flight have `grace_s` to end; a second call of `close` may shorten that
+        time."""
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -155,7 +156,7 @@ class ReservedAddress:
     """An address that several processes will listen on, each with its own socket. This socket accepts nothing."""
 
     def __init__(self, setting: str, listen: str) -> None:
-        """Take the address, with a free port if it has port 0. Raises `CannotListen`."""
+        """Take the address. Port 0 stands for any free port. Raises `CannotListen`."""
         host, port = host_and_port(listen)
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         try:

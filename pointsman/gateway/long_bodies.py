@@ -1,8 +1,9 @@
-"""Long JSON bodies: counted piece by piece before they are parsed, and few of them parsed in one turn of the loop.
+"""Long JSON bodies: they are counted piece by piece before they are parsed, and few are parsed in one turn of the loop.
 
-A parser cannot be interrupted, and its time depends on what a body consists of: 31 MB as one string take 8 ms, as
-millions of tiny values ten times that. Enters: requests with long bodies. Leaves: the same requests, perhaps in a later
-turn, or why they are refused. The one rule: no step begins in a turn that has used up `STEPS_S`.
+A parser cannot be interrupted, and the time that it takes depends on the content: 31 MB take 8 ms if they are one
+string. If they are millions of tiny values, they take ten times as long. Enters: requests with long bodies. Leaves: the
+same requests, perhaps in a later turn, or the reasons for their refusal. The one rule: no step begins in a turn that
+has used up `STEPS_S`.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from pointsman.http.buffers import LARGE_BYTES
 from pointsman.http.heads import Bytes
 
 STEPS_S = 0.002
-"""How long steps may take in one turn of the loop before the rest waits for the next."""
+"""How long steps may take in one turn of the loop. The remaining steps wait for the next turn."""
 PIECE_BYTES = 32 * 1024
 """Bytes that are counted in one step."""
 
@@ -39,12 +40,12 @@ class JsonLimits(NamedTuple):
 
     most: JsonCounts
     what: str
-    """The end of the error message: which bodies the limit applies to, or what to do."""
+    """The end of the error message: which bodies the limit applies to, or what the client can do."""
     counted_bytes: int = 0
-    """A shorter body is not counted."""
+    """Bodies shorter than this are not counted."""
 
     def problem(self, counts: JsonCounts) -> str:
-        """What there is too much of; empty if nothing."""
+        """The error message for a body that exceeds a limit; empty if it exceeds none."""
         for name, found, most in zip(JsonCounts._fields, counts, self.most, strict=True):
             if found > most:
                 return f"the body has more than {most:,} {_WORDS[name]}; {self.what}"
@@ -57,7 +58,8 @@ MODEL_JSON = JsonLimits(
     "a body above 1 MiB may not",
     LARGE_BYTES,
 )
-"""For requests to models, which are split into fields that stay as they are: skipping each takes about 5 ms."""
+"""For requests to models. They are split into fields, and the bytes of each field stay as they are. Skipping the
+maximum of one kind of element takes about 5 ms."""
 MESSAGES_JSON = JsonLimits(
     JsonCounts(containers=15_000, values=100_000, names=50_000, blanks=_BLANKS), "a request for a message may not"
 )
@@ -71,7 +73,7 @@ numbers takes about 15 ms, as do 20,000 mappings."""
 
 
 class JsonCounter:
-    """Counts what a body consists of, without reading it."""
+    """Counts what a body consists of, without parsing it."""
 
     def __init__(self, body: Bytes) -> None:
         self._body = memoryview(body)
@@ -80,10 +82,10 @@ class JsonCounter:
         self.counts = JsonCounts()
 
     def step(self) -> bool:
-        """Count the next piece. Returns whether the end is reached."""
+        """Count the next piece. Returns whether it was the last one."""
         piece = bytes(self._body[self._at : self._at + PIECE_BYTES])
         self._at += len(piece)
-        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it escapes the next byte
+        if piece.endswith(b"\\") and (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it ends inside an escape
             piece += bytes(self._body[self._at : self._at + 1])
             self._at += 1
         if not self._in_string or b'"' in piece:
@@ -107,7 +109,8 @@ class JsonCounter:
 
 
 async def count_json(body: Bytes, limits: JsonLimits) -> str:
-    """Count what a body consists of, a piece per turn of the loop. Returns what is wrong with it; empty if nothing."""
+    """Count what a body consists of, one piece per turn of the loop. Returns the error message; empty if the body is
+    fine."""
     counter = JsonCounter(body)
     while not counter.step() and not limits.problem(counter.counts):
         await asyncio.sleep(0)
@@ -152,7 +155,7 @@ class LongBody(PendingAnswer):
 
 
 class LongBodies:
-    """The requests with long bodies, which take their steps in turn."""
+    """The requests with long bodies; they take their steps in turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -160,12 +163,12 @@ class LongBodies:
         self._is_scheduled = False
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return len(self._waiting)
 
     def add(self, client: GatewayConnection, body: Bytes, limits: JsonLimits, serve: Callable[[str], None]) -> None:
-        """Serve a request now, or in a later turn. `serve` is called with what is wrong with the body, empty if
-        nothing, unless its client disconnects before."""
+        """Serve a request now, or in a later turn. `serve` gets the error message, which is empty if the body is fine.
+        If the client disconnects first, `serve` is not called."""
         client.serving = one = LongBody(client, body, limits, serve)
         self._waiting.append(one)
         if not self._is_scheduled:

@@ -1,4 +1,5 @@
-"""Lookups by name: records of requests, at this gateway and at others, and hints for names of the wrong kind."""
+"""Lookups by name: records of requests, at this gateway and at other gateways, and hints for names of the wrong
+kind."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,15 +17,15 @@ from pointsman.routing.records import Record
 from pointsman.runtimes.event_log import THE_PLANE, Asker
 
 AskGateways: TypeAlias = Callable[[str, dict[str, str]], Awaitable[list[Any]]]
-"""Takes (about, details). Returns the answers of those gateways in other processes that answer."""
+"""Asks the gateways in other processes. Takes (about, details), and returns the answers that arrive."""
 
 
 class NotFound(PointsmanError):
-    """The request names something that does not exist."""
+    """Raised if a request names something that does not exist."""
 
 
 class BadQuery(PointsmanError):
-    """A query parameter is not valid."""
+    """Raised if a query parameter is not valid."""
 
 
 class AdminCall(msgspec.Struct):
@@ -39,8 +40,9 @@ KINDS = ("deployment", "application", "instance", "model")
 
 
 def of_another_kind(kind: str, name: str, status: Mapping[str, Any]) -> str:
-    """A message for a name of another kind than requested: what has this name, and what belongs to it; empty if nothing
-    has it. `kind`: application, deployment, instance or request."""
+    """A message for a name that belongs to another kind of thing than the client asked for. It says what has this name,
+    and what belongs to it; it is empty if nothing has this name. `kind` is the kind that the client asked for:
+    application, deployment, instance or request."""
     rows = _rows(status)
     for other in KINDS:
         mine = [row for row in rows if name in row[other]] if other != kind else []
@@ -82,7 +84,7 @@ def _rows(status: Mapping[str, Any]) -> list[dict[str, list[str]]]:
 
 
 def record_at(gateway: Gateway, applications: Applications | None, request_id: str) -> dict[str, Any] | None:
-    """All details of a request of which this gateway has a record; None if it has none."""
+    """All details of a request; None if this gateway has no record of it."""
     now = time.monotonic()
     found: AnyRecord | None = None if applications is None else applications.record_of(request_id)
     for lane in gateway.traffic.all_lanes() if found is None else ():
@@ -97,7 +99,8 @@ def record_at(gateway: Gateway, applications: Applications | None, request_id: s
 
 
 def _closed_until(found: AnyRecord) -> dict[str, float]:
-    """For each instance that was ejected or paused when a request was last tried: until when it gets no requests."""
+    """The instances that were ejected or paused at the last try of a request, each with the time until which it gets no
+    requests."""
     if not isinstance(found, Record):
         return {}
     each = list(found.reasons().items())
@@ -109,8 +112,8 @@ def _closed_until(found: AnyRecord) -> dict[str, float]:
 def newest_at(
     gateway: Gateway, applications: Applications | None, query: Mapping[str, str], limit: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """The newest requests of clients at this gateway, and how many there are. Steps of pipelines are left out, unless
-    an instance or `steps` is requested."""
+    """The newest requests from clients at this gateway, and their total number. Steps of pipelines are left out, unless
+    the query names an instance or `steps`."""
     now, history = time.monotonic(), gateway.history
     steps = "instance" in query or "steps" in query
     lanes = [lane for lane in gateway.traffic.all_lanes() if steps or not lane.plan.internal]
@@ -161,7 +164,7 @@ class RequestAdmin:
         listed, found = newest_at(self._gateway, self._applications, query, limit)
         answers = [] if self._ask is None else await self._ask("requests", {**query, "limit": str(limit)})
         stored = history.stored(query)
-        if answers:  # gateways outlive a plane, and have some of the records that it has stored
+        if answers:  # gateways outlive a plane, so their answers contain some of the stored records
             known = {one["request_id"] for theirs, _ in answers for one in theirs}
             stored = [one for one in stored if one.request_id not in known]
             listed, found = sum((theirs for theirs, _ in answers), listed), found + sum(count for _, count in answers)

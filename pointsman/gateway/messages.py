@@ -1,8 +1,9 @@
-"""Anthropic's API: `/v1/messages` for engines that serve only chat completions, and its form of errors.
+"""Anthropic's API: `/v1/messages` for engines that serve only chat completions, and the form of its errors.
 
 Enters: requests as clients send them, and answers of chat completions. Leaves: requests for chat completions, and
-answers as clients of that API expect them. The one rule: what chat completions cannot express is refused, not lost,
-unless it is a preference that no engine could follow (`thinking`, `cache_control`, `service_tier`, ...).
+answers as clients of that API expect them. The one rule: if chat completions cannot express a part of a request, the
+request is refused, so that nothing is lost silently. The exceptions are preferences that no engine could follow
+(`thinking`, `cache_control`, `service_tier`, ...).
 """
 
 import secrets
@@ -21,13 +22,14 @@ MESSAGES = b"/v1/messages"
 COUNT_TOKENS = b"/v1/messages/count_tokens"
 CHAT = b"/v1/chat/completions"
 MAX_TOOLS = 1000
-"""A translated request may have no more: each takes 2 to 6 µs to translate, and can be as short as 3 bytes."""
+"""Maximum number of tools in a translated request. A tool takes 2 to 6 µs to translate, and can be as short as 3
+bytes."""
 
 _DROPPED = frozenset(
     b"system messages stop_sequences tools tool_choice metadata thinking service_tier container context_management "
     b"mcp_servers output_config output_format betas cache_control inference_geo speed pointsman".decode().split()
 )
-"""Fields that are translated, or that chat completions do not have. All others are passed on."""
+"""Fields that are translated, or that chat completions do not have. All other fields are passed on."""
 _STOP_REASONS = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -41,7 +43,8 @@ _STOP_REASONS = {
 
 
 def chat_request(body: Bytes, *, counts: bool = False) -> bytes:
-    """The request for chat completions that is equivalent to a valid body. `counts`: only its prompt is to be counted.
+    """The request for chat completions that is equivalent to a valid body. `counts` is true if the engine is only to
+    count the prompt.
 
     Raises `BadRequest`.
     """
@@ -120,7 +123,7 @@ def _assistant(blocks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
             case "thinking":
                 thought += block.get("thinking") or ""
             case "redacted_thinking":
-                pass  # only the service that wrote it can read it
+                pass  # only the service that wrote this block can read it
             case "tool_use":
                 arguments = msgspec.json.encode(block.get("input") or {}).decode()
                 function = {"name": block.get("name"), "arguments": arguments}
@@ -219,7 +222,8 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def message_of(body: bytes, model: str) -> bytes:
-    """The message for an answer of chat completions. Raises `msgspec.DecodeError` if it is not one."""
+    """The message for an answer from chat completions. Raises `msgspec.DecodeError` if the body is not such an
+    answer."""
     answer = msgspec.json.decode(body)
     try:
         choice = answer["choices"][0]
@@ -267,7 +271,7 @@ def _tool_id() -> str:
 
 
 def _stopped(finish: Any, word: Any, *, called: bool) -> dict[str, Any]:
-    """Why the answer stopped. `word`: the stop sequence that was found, if the engine reports it."""
+    """Why the answer stopped. `word` is the stop sequence that ended the answer, if the engine reports one."""
     if isinstance(word, str) and finish == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": word}
     why = "tool_use" if called and finish == "stop" else _STOP_REASONS.get(finish or "stop", "end_turn")
@@ -275,7 +279,7 @@ def _stopped(finish: Any, word: Any, *, called: bool) -> dict[str, Any]:
 
 
 def usage_fields(usage: Any) -> dict[str, Any]:
-    """Usage as this API reports it: cached tokens are not part of the input."""
+    """Usage as this API reports it: the input does not include cached tokens."""
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = (details.get("cached_tokens") if isinstance(details, dict) else 0) or 0
@@ -291,14 +295,14 @@ def usage_fields(usage: Any) -> dict[str, Any]:
 
 
 class MessageStream:
-    """Translates events of chat completions into events of this API."""
+    """Translates events from chat completions into events of this API."""
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._index = -1
-        """Index of the open block, or else of the last one."""
+        """Index of the open block; if no block is open, index of the last block."""
         self._kind: object = None
-        """Kind of the open block: thinking, text, or the index of a call; None: none is open."""
+        """Kind of the open block: thinking, text, or the index of a call. None if no block is open."""
         self._begun = False
         self._called = False
         self._finish: Any = None
@@ -306,7 +310,7 @@ class MessageStream:
         self._usage: Any = None
 
     def feed(self, events: bytes) -> bytes:
-        """The translation of complete events. Malformed events are left out."""
+        """Translate complete events; malformed events are left out."""
         told: list[bytes] = []
         for data in data_in(events):
             try:

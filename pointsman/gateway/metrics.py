@@ -22,7 +22,7 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 
 
 
 class DeploymentCounts:
-    """Counts of one deployment; they only grow."""
+    """Counts for one deployment; they only grow."""
 
     __slots__ = (
         "abandoned", "between_tokens", "broken_off", "cached_tokens", "first_token", "input_tokens", "output_tokens",
@@ -39,9 +39,9 @@ class DeploymentCounts:
         self.between_tokens = Histogram(TOKEN_SECONDS)
         """Seconds between two pieces of a stream."""
         self.abandoned = 0
-        """Requests whose client disconnected."""
+        """Number of requests whose client disconnected."""
         self.broken_off = 0
-        """Answers that ended with an error after they had begun."""
+        """Number of answers that ended with an error after they had begun."""
         self.cached_tokens = self.input_tokens = self.output_tokens = 0
         """Tokens, as counted by engines."""
 
@@ -55,14 +55,14 @@ class DeploymentCounts:
 
 
 class GatewayMetrics:
-    """Counts of the gateway, by deployment."""
+    """The gateway's counts, by deployment."""
 
     def __init__(self) -> None:
         self._deployments: dict[str, DeploymentCounts] = {}
         self.unread: Counter[int] = Counter()
-        """Requests that could not be read, by status."""
+        """Number of requests that could not be read, by status."""
         self.limited: Counter[str] = Counter()
-        """Requests beyond the limits of their tenant, by tenant."""
+        """Number of requests that exceeded the limits of their tenant, by tenant."""
         self.sources: list[Callable[[Page], None]] = []
         """Functions that add metrics of other components to the page."""
 
@@ -77,7 +77,8 @@ class GatewayMetrics:
         return list(self._deployments)
 
     def totals(self, deployment: str) -> tuple[int, int, float, int]:
-        """Requests answered, errors, total seconds of the requests that ended, and their number."""
+        """The number of answered requests, the number of errors, the total duration of ended requests in seconds, and
+        the number of ended requests."""
         counts = self._deployments.get(deployment) or DeploymentCounts()
         failed = sum(number for status, number in counts.statuses.items() if status >= 500)
         answered = sum(counts.statuses.values())
@@ -250,7 +251,7 @@ def _decisions(page: Page, lanes: Collection[Lane]) -> None:
 
 
 def _predictions(page: Page, lanes: Iterable[tuple[Labels, Lane]]) -> None:
-    """Add how far predicted latencies were off."""
+    """Add the errors of predicted latencies."""
     errors = [
         (one, plugin.errors.sums)
         for one, lane in lanes
@@ -270,7 +271,7 @@ def _predictions(page: Page, lanes: Iterable[tuple[Labels, Lane]]) -> None:
 
 
 def _shadows(page: Page, lanes: Iterable[Lane]) -> None:
-    """Add the metrics of candidates; none if no deployment has any."""
+    """Add the metrics of candidates. If no deployment has a candidate, add nothing."""
     told = [(lane.name, lane.watcher.shadow.told()) for lane in lanes if lane.watcher is not None]
     if not told:
         return
@@ -318,7 +319,7 @@ def _labelled(counter: Mapping[int, int] | Mapping[str, int], label: str) -> dic
 
 @lru_cache(65_536)
 def _written(labels: Labels) -> str:
-    """Labels as the page has them, cached because they are the same on each page."""
+    """Labels in the format of the page. They are cached, because they are the same on each page."""
     return ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
 
 
@@ -352,7 +353,7 @@ def instance_metrics(
 ) -> None:
     """Add the controller's instances, and the phases that they have entered, as `EventLog` counts them.
 
-    `release`: the version of Pointsman.
+    `release` is the version of Pointsman.
     """
     desired, instances = (controller.desired or Desired()).deployments, controller.instances()
     each: list[tuple[Labels, str]] = [((("deployment", name),), name) for name in desired]
@@ -378,11 +379,12 @@ def instance_metrics(
 
 
 def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
-    """Usage of tenants against their limits; see `Tenant.report`."""
+    """Add the usage and the limits of tenants; see `Tenant.report`."""
     each = [((("tenant", one["name"]),), one) for one in reports]
 
     def kinds(**fields: str) -> dict[Labels, float]:
-        """Kind -> the field of a report, without kinds that the tenant has no limit for."""
+        """For each tenant and kind, the value of the report's field. Kinds for which the tenant has no limit are left
+        out."""
         named = [((*who, ("kind", kind)), one[field]) for who, one in each for kind, field in fields.items()]
         return {labels: value for labels, value in named if value is not None}
 
@@ -412,11 +414,12 @@ def tenant_metrics(page: Page, reports: Iterable[Mapping[str, Any]]) -> None:
 
 
 ONCE = ("pointsman_instances", "pointsman_prefix_index_bytes", "pointsman_build_info")
-"""Gauges with the same meaning at every gateway: the page shows the largest value."""
+"""Gauges that describe the same thing at every gateway. The merged page shows the largest value."""
 
 
 def merged(pages: Iterable[str]) -> str:
-    """Several pages merged into one: the sum of each sample, in the order in which they first occur."""
+    """Several pages merged into one. Each sample is the sum of its values; samples keep the order in which they first
+    occur."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
     for page in pages:

@@ -1,7 +1,8 @@
-"""One request between a client and the instances: sent, answered, retried if necessary, and ended exactly once.
+"""One request from a client to the instances: it is sent, retried if necessary, answered, and ended exactly once.
 
-Until the first byte of the answer is sent to the client, another instance replaces one that fails. From then on a
-failure is an error that the client can read: an error event in a stream of events, else a closed connection.
+If an instance fails before the first byte of the answer is sent to the client, another instance replaces it. After the
+first byte, the client sees the failure. If the answer is a stream of events, the client gets an error event; otherwise,
+the connection is closed.
 """
 
 import time
@@ -55,12 +56,12 @@ NOT_FOR_ENGINES = HOP_BY_HOP | frozenset(
     b"host content-length expect authorization accept-encoding x-api-key content_length transfer_encoding "
     b"x-prefiller-host-port x-encoder-hosts-ports".split()
 )
-"""Headers of a client's request that are not passed on. Engines must not see API keys, and answer uncompressed, so that
-usage can be read. The gateway sets lengths itself, so those in a spelling that some servers accept are dropped too, and
-it decides which engines work together."""
+"""Headers of a client's request that are not passed on. Engines must not see API keys, and must not compress answers,
+so that the gateway can read the usage. The gateway sets the length itself, so it also drops lengths in other spellings,
+which some servers accept. The gateway also decides which engines work together."""
 
 OURS = b"x-pointsman-"
-"""Headers with this prefix are for the gateway: engines get only those that the decision sets."""
+"""Headers with this prefix are for the gateway. Engines get such a header only if the routing decision sets it."""
 
 
 class ModelRequest(InFlight, eq=False):
@@ -69,11 +70,11 @@ class ModelRequest(InFlight, eq=False):
     _client: GatewayConnection
     _http: HttpRequest
     _charge: "Charge | None"
-    """Its charge against the limits of its tenant; settled wherever the request ends."""
+    """The request's charge against the limits of its tenant; it is settled wherever the request ends."""
     api: OtherApi | None = None
-    """None: the OpenAI API, which engines speak themselves."""
+    """The API of the request; None for the OpenAI API, which engines serve themselves."""
     _request_head: bytes = b""
-    """The head that was sent last."""
+    """The request head that was sent last."""
     _body: Bytes = b""
     """The body as the instance gets it."""
     _lines: bytes = b""
@@ -180,7 +181,7 @@ class ModelRequest(InFlight, eq=False):
         return True
 
     def _reads(self, head: ResponseHead) -> bool:
-        """Whether the answer is read as JSON; at their own paths, engines may answer in other formats."""
+        """Whether the gateway reads the answer as JSON. At paths of their own, engines may answer in other formats."""
         return self.api is None or self.api.serves_json or b"json" in head.content_type.lower()
 
     def _translated(self, status: int, body: bytes) -> bytes:
@@ -191,7 +192,7 @@ class ModelRequest(InFlight, eq=False):
         return self.api.answer(body) if status == 200 else body
 
     def stream_began(self, head: ResponseHead) -> None:
-        """Send nothing yet: until an event with data arrives, another instance can replace this one."""
+        """Send nothing to the client yet: until an event with data arrives, another instance can replace this one."""
         self._head = head
         self._events = EventStream() if head.is_stream else None
         if self.usage_question is not None and head.status == 200:
@@ -211,7 +212,7 @@ class ModelRequest(InFlight, eq=False):
             self.deadline = now + self.upstream.settings.stall_timeout
             if self.api is not None:
                 payload = self.api.events(payload)
-            elif self._asked and b"[]" in payload:  # usage comes with empty choices
+            elif self._asked and b"[]" in payload:  # an event with usage has empty choices
                 payload = without_usage(payload)
             if not payload:
                 return
@@ -241,7 +242,8 @@ class ModelRequest(InFlight, eq=False):
             self._begin(payload, now)
 
     def _opens(self, payload: bytes) -> bool:
-        """Add events to the beginning of a stream. False if they are not events, which fails this try."""
+        """Add events to the beginning of a stream. If the payload is not events, this try fails, and the result is
+        False."""
         self._preamble += payload
         if not self._preamble.startswith(FIELDS):
             self._failed(Reason("not-events", {"found": shown_bytes(payload)}))
@@ -252,7 +254,7 @@ class ModelRequest(InFlight, eq=False):
         events, head = self._events, self._head
         assert head is not None
         if self._client.paused:
-            self.resume()  # another request may use its connection from here on
+            self.resume()  # from here on, another request may use the connection
         self._attempt = None
         rest = b"" if events is None else events.held
         has_mark = self._http.path in STREAMS_END_WITH_DONE or not (head.chunked or head.length is not None)
@@ -346,7 +348,7 @@ class ModelRequest(InFlight, eq=False):
         note_answer(self, status, charge)
 
     def _charge_part(self) -> None:
-        """Charge for the work of an instance: a client that disconnects just before the end must pay too."""
+        """Charge for the work of an instance: a client that disconnects just before the end is also charged."""
         charge, now = self._charge, time.monotonic()
         begun = None if self._stream is None or self._head is None else self._head.status
         if charge is None:
@@ -360,7 +362,7 @@ class ModelRequest(InFlight, eq=False):
         note_answer(self, begun, charge)
 
     def _break_off(self, stream: ResponseStream, why: Reason) -> None:
-        """End an answer that has begun with an error, if its form allows one."""
+        """End an answer that has already begun. It ends with an error if its form allows one."""
         events = self._events
         self.counts.broken_off += 1
         self._charge_part()
@@ -373,13 +375,13 @@ class ModelRequest(InFlight, eq=False):
             last = self.api.broken(text)
         stream.end(
             last if events.last.endswith(b"\n") else b"\n\n" + last
-        )  # otherwise part of a long event has been sent
+        )  # otherwise, only part of a long event has been sent
 
 
 def _lines_for_engine(http: HttpRequest, command: Send) -> bytes:
-    """Header lines that are passed on, as the decision changes them."""
+    """The header lines for the engine: those that are passed on, with the changes that the decision makes."""
     headers, repeats = http.headers, http.repeats
-    if repeats is None or command.headers or headers != repeats.headers:  # the gateway has changed them
+    if repeats is None or command.headers or headers != repeats.headers:  # the gateway has changed the headers
         return _passed_on(headers, command)
     if repeats.lines_for_engines is None:
         repeats.lines_for_engines = _passed_on(headers, command)

@@ -1,6 +1,6 @@
-"""The OpenAI API: what routing needs from requests, the usage that responses report, and errors.
+"""The OpenAI API: the fields of requests that routing needs, the usage that responses report, and errors.
 
-Bodies are parsed once, and nothing is built that is not read.
+Each body is parsed once, and only the values that are read are built.
 """
 
 import re
@@ -47,12 +47,12 @@ STREAMS_END_WITH_DONE = frozenset({b"/v1/chat/completions", b"/v1/completions"})
 """Paths whose streams end with `data: [DONE]`."""
 
 WRITES = STREAMS_END_WITH_DONE | {b"/v1/responses", b"/v1/messages"}
-"""Paths whose answers have tokens that a model has generated."""
+"""Paths whose answers contain tokens that a model has generated."""
 
 MAX_SMALL_BYTES = 16 * 1024
-"""Maximum bytes of a field that is not part of the prompt, in a large body."""
+"""In a large body, the maximum size in bytes of a field that is not part of the prompt."""
 MAX_PRIORITY = 1_000_000
-"""The minimum is -MAX_PRIORITY."""
+"""Maximum priority; the minimum is -MAX_PRIORITY."""
 
 PRIORITIES: Mapping[str, int] = {priority.name.lower(): priority for priority in RequestPriority}
 
@@ -65,7 +65,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class Extension(msgspec.Struct, forbid_unknown_fields=True):
-    """The object `pointsman` in a body: settings that the OpenAI API has no field for. Headers take precedence."""
+    """The object `pointsman` in a body: settings for which the OpenAI API has no field. Headers take precedence."""
 
     priority: int | Name | None = None
     deadline_ms: float | None = None
@@ -76,7 +76,7 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Body(msgspec.Struct):
-    """The fields of a body that are read."""
+    """Those fields of a body that the gateway reads."""
 
     model: Name = ""
     stream: bool | None = False
@@ -96,9 +96,9 @@ class Body(msgspec.Struct):
     pointsman: Extension | None = None
 
     def as_prompt(self) -> bytes | memoryview | tuple[bytes, ...]:
-        """The prompt as it was sent: the next turn of a conversation begins with the same bytes.
+        """The prompt as the client sent it, because the next turn of a conversation begins with the same bytes.
 
-        Several prompts of a completion are kept separate, as engines cache each on its own.
+        If a completion has several prompts, they stay separate, because engines cache each prompt on its own.
         """
         if not len(self.messages) and memoryview(self.prompt)[:1].tobytes() == b"[":
             several = _prompt_list(self.prompt)
@@ -122,7 +122,8 @@ _decode_large = msgspec.json.Decoder(
 
 
 def _read_large(body: Bytes) -> Body:
-    """Read a large body. A hostile one costs little time, because names that are megabytes long are not decoded."""
+    """Read a large body. Even a hostile body takes little time, because field names that are megabytes long are not
+    decoded."""
     found = _decode_large(body)
     small = [name for name in Body.__struct_fields__ if name not in _RAW_FIELDS and len(getattr(found, name))]
     for name in small:
@@ -147,7 +148,8 @@ def read_body(body: Bytes) -> Body:
 
 
 def with_fields(body: Bytes, **fields: object) -> bytes:
-    """A body, which is a valid object, with other values of some fields. The bytes of all others stay as they are."""
+    """The body with new values for some fields; the bytes of all other fields stay as they are. The body must be a
+    valid object."""
     parts = _decode_parts(body)
     parts.update((name, Raw(msgspec.json.encode(value))) for name, value in fields.items())
     return msgspec.json.encode(parts)
@@ -157,34 +159,37 @@ _MODEL = re.compile(rb'"model"[ \t\r\n]*:[ \t\r\n]*("(?:[^"\\]|\\.)*")')
 
 
 def with_model(body: Bytes, model: str) -> bytes:
-    """A valid body with another model; all other bytes stay as they are."""
+    """The body with another model; all other bytes stay as they are. The body must be valid."""
     text = bytes(body)
-    # Quotes in a string are escaped, so this is a key or a string of its own. If there is only one, and no letter of
-    # the key can be escaped elsewhere, it is the key that was read; else the body is split into fields.
+    # Quotes inside a string are escaped, so a match is a whole key or a whole string. If there is only one match, and
+    # the key cannot occur elsewhere with escaped letters, the match is the key that was read. Otherwise the body is
+    # split into fields.
     if text.count(b'"model"') == 1 and b"\\u006" not in text and (found := _MODEL.search(text)):
         return b"".join((text[: found.start(1)], msgspec.json.encode(model), text[found.end(1) :]))
     return with_fields(text, model=model)
 
 
 def usage_question(body: Body) -> bytes | None:
-    """The `stream_options` to request the usage of a stream; empty if the body has none; None if it requests usage."""
+    """The `stream_options` that request the usage of a stream. Empty if the body has no `stream_options`; None if the
+    client requests usage itself."""
     if not memoryview(body.stream_options):
         return b""
     options = msgspec.json.decode(body.stream_options) or {}
-    if not isinstance(options, dict) or options.get("include_usage") is True:  # the engine will refuse other types
+    if not isinstance(options, dict) or options.get("include_usage") is True:  # the engine refuses other types
         return None
     return msgspec.json.encode({**options, "include_usage": True})
 
 
 def with_question(body: Bytes, question: bytes) -> bytes:
-    """A valid body with these `stream_options`; see `usage_question`."""
+    """The body with these `stream_options`; see `usage_question`. The body must be valid."""
     if question:
         return with_fields(body, stream_options=Raw(question))
     return b'{"stream_options":{"include_usage":true},' + bytes(body).lstrip()[1:]
 
 
 def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, tenant: str) -> RequestMetadata:
-    """A request as the dispatcher gets it. `tenant` owns the key; if `tenant` is empty, the client names its tenant.
+    """A request as the dispatcher gets it. `tenant` is the owner of the key; if it is empty, the client names its
+    tenant.
 
     Raises `BadRequest`.
     """
@@ -193,7 +198,7 @@ def metadata(request_id: str, body: Body, raw: dict[bytes, bytes], now: float, t
         settings = _with_headers(raw, body.pointsman or Extension())
     if settings.session:
         raw[b"x-session-id"] = settings.session.encode()
-    if tenant:  # its tenant decides its share of the queue, not a header
+    if tenant:  # the tenant decides the share of the queue, not a header
         raw.pop(FAIRNESS_HEADER.encode(), None)
         raw.pop(FAIRNESS_ALIAS.encode(), None)
     return RequestMetadata(
@@ -221,7 +226,7 @@ def settings_in_headers(raw: dict[bytes, bytes]) -> Extension:
 _DEFAULTS = Extension(priority=RequestPriority.NORMAL)
 _HEADERS = {field: f"x-pointsman-{field.replace('_', '-')}".encode() for field in Extension.__struct_fields__}
 _NAMES = frozenset(name.encode() for name in ("x-session-id", "x-session-token", FAIRNESS_HEADER, FAIRNESS_ALIAS))
-"""Headers whose values are kept as names."""
+"""Further headers that the gateway reads; their values are names."""
 _READ = _NAMES.union(_HEADERS.values())
 _KINDS: Mapping[str, object] = {"priority": str, "tenant": str, "session": str}
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
@@ -267,33 +272,34 @@ def _priority(value: int | str | None) -> int:
 
 
 def _tokens(limit: int | None) -> int | None:
-    """A token limit; None if it limits nothing. The engine decides what -1 or a huge number means."""
+    """A token limit; None if the value limits nothing. The engine decides what -1 or a huge number means."""
     return limit if limit is not None and 0 < limit < 1 << 53 else None
 
 
 def answer_tokens(body: Body, path: bytes, assumed: int) -> int:
-    """Maximum tokens of the answer. `assumed` is the length of one choice if the body sets no limit."""
+    """Maximum number of tokens in the answer. `assumed` is the length of one choice if the body sets no limit."""
     if path not in WRITES:
         return 0
     given = (_tokens(body.max_tokens), _tokens(body.max_completion_tokens), _tokens(body.max_output_tokens))
-    limit = max(filter(None, given), default=assumed)  # engines differ in which one they use
+    limit = max(filter(None, given), default=assumed)  # engines differ in which limit they use
     return limit * max(1, _whole(body.n), _whole(body.best_of)) * _prompts(body.prompt)
 
 
 MANY_PROMPTS = 100_000
 MAX_APART = 1_000
-"""Maximum prompts of one request that are hashed separately; more are hashed as one text."""
+"""Maximum number of prompts of one request that are hashed separately. If there are more, they are hashed as one
+text."""
 
 
 def _whole(raw: Raw) -> int:
     try:
         return _decode_whole(raw) if memoryview(raw) else 0
     except msgspec.DecodeError:
-        return 0  # the engine will refuse it
+        return 0  # the engine will refuse this value
 
 
 def _prompts(raw: Raw) -> int:
-    """How many prompts a request for completions has: one, or a list of them."""
+    """The number of prompts in a request for completions, which has one prompt or a list of prompts."""
     if memoryview(raw)[:1].tobytes() != b"[":
         return 1
     most = bytes(raw).count(b",") + 1
@@ -303,7 +309,7 @@ def _prompts(raw: Raw) -> int:
 
 
 def _prompt_list(raw: Raw) -> list[Raw]:
-    """The prompts of a list; empty if the list is one prompt of token ids, or too long to be split."""
+    """The prompts in a list. Empty if the list is a single prompt of token ids, or is too long to be split."""
     if bytes(raw).count(b",") >= MANY_PROMPTS:
         return []
     try:
@@ -320,10 +326,10 @@ _decode_list = msgspec.json.Decoder(list[Raw]).decode
 # Usage
 
 MAX_USAGE_BYTES = 1024 * 1024
-"""Longer responses are not searched for usage."""
+"""Maximum size of responses that are searched for usage, in bytes."""
 
 Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
-"""Larger numbers are ignored."""
+"""Maximum token count; larger numbers are ignored."""
 
 
 class _Details(msgspec.Struct):
@@ -331,17 +337,17 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts of the engine; None where it reported none."""
+    """Token counts from the engine; None where the engine reported no count."""
 
     input: int | None
     output: int | None
     cached: int | None
-    """Prompt tokens that were in the prefix cache."""
+    """Number of prompt tokens that were in the prefix cache."""
 
 
 class _ReportedUsage(msgspec.Struct):
-    """The responses API has input and output instead of prompt and completion. Anthropic's does not count cached tokens
-    as input."""
+    """Usage with the field names of all APIs. The responses API has input and output instead of prompt and completion.
+    Anthropic's API does not count cached tokens as input."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
@@ -367,7 +373,8 @@ _decode_usage = msgspec.json.Decoder(_UsageBody).decode
 
 
 def usage_of(body: bytes) -> Usage | None:
-    """The usage in a JSON response; None if it has none. Raises `msgspec.DecodeError` if it is not JSON."""
+    """The usage in a JSON response; None if the response has none. Raises `msgspec.DecodeError` if the body is not
+    JSON."""
     try:
         read = _decode_usage(body)
     except (msgspec.ValidationError, RecursionError):  # JSON of another shape
@@ -391,7 +398,7 @@ def usage_of(body: bytes) -> Usage | None:
 
 
 def usage_of_stream(stream: EventStream) -> Usage | None:
-    """The usage in the last events of a stream; None if they have none."""
+    """The usage in the last events of a stream; None if these events have none."""
     for piece in (stream.last, stream.before_last):
         if b'"usage"' in piece:
             for data in reversed([data for data in data_in(piece) if b'"usage"' in data]):
@@ -414,7 +421,7 @@ _EVENT = re.compile(rb".*?(?:\r?\n\r?\n|\Z)", re.DOTALL)
 
 
 def without_usage(events: bytes) -> bytes:
-    """Whole events without those that only report usage."""
+    """These complete events, without those that only report usage."""
     return b"".join(one for one in _EVENT.findall(events) if not any(map(_only_usage, data_in(one))))
 
 
@@ -438,7 +445,7 @@ _ERROR_KINDS = {
 
 
 def error_kind(status: int) -> str:
-    """OpenAI's type of an error with this status."""
+    """OpenAI's error type for this status."""
     return _ERROR_KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 

@@ -1,7 +1,7 @@
-"""Requests to instances outside the OpenAI API: Anthropic's API, and paths of the engines' own.
+"""Requests to instances outside the OpenAI API: Anthropic's API, and paths that only some engines have.
 
-Enters: a request, and the instance that was chosen for it. Leaves: the request in the form of that instance, and
-its answer in that of the client. The one rule: routing treats such a request like any other.
+Enters: a request, and the instance that was chosen for it. Leaves: the request in the form that the instance needs, and
+the answer in the form that the client needs. The one rule: routing treats such a request like any other.
 """
 
 import re
@@ -38,16 +38,16 @@ from pointsman.types import MAX_NAME, ExecutionInstance
 LACKING = frozenset({404, 405, 501})
 """Statuses with which an engine may answer if it lacks a path."""
 MAX_FORM_FIELDS = 1000
-"""Maximum number of fields, because they are searched one by one."""
+"""Maximum number of fields in a form, because fields are searched one by one."""
 
 
 class OtherApi:
-    """A request to a path outside the OpenAI API: its body may be a form, and its answer may be of any type."""
+    """A request to a path outside the OpenAI API. Its body may be a form, and the answer may have any content type."""
 
     serves_json = False
     """Whether the answer must be JSON."""
     ends_with_done = False
-    """Whether its streams end with the end mark of the OpenAI API."""
+    """Whether streams end with the end mark of the OpenAI API."""
 
     def __init__(self, http: HttpRequest) -> None:
         """Raises `BadRequest`."""
@@ -67,25 +67,25 @@ class OtherApi:
         return http.target, form_with_model(http.body, self._boundary, served)
 
     def answer(self, body: bytes) -> bytes:
-        """A successful answer in the client's form. Raises `msgspec.DecodeError`."""
+        """A successful answer, in the form that the client needs. Raises `msgspec.DecodeError`."""
         return body
 
     def refused(self, one: InFlight, status: int) -> bool:
-        """Whether the request is sent to the same instance again, in another form."""
+        """Whether to send the request to the same instance again, in another form."""
         return False
 
     def served(self, one: InFlight) -> None:
         """Note that an instance serves the request."""
 
     def error(self, status: int, body: bytes) -> bytes:
-        """An engine's error in the client's form."""
+        """An engine's error, in the form that the client needs."""
         return body
 
     def events(self, events: bytes) -> bytes:
         return events
 
     def end(self, rest: bytes) -> bytes:
-        """The end of a stream. `rest`: its last bytes."""
+        """The end of a stream. `rest` contains the stream's last bytes."""
         return rest
 
     def broken(self, why: str) -> bytes:
@@ -151,12 +151,12 @@ def form_with_model(body: Bytes, boundary: bytes, model: str) -> bytes:
 
 
 class MessagesApi(OtherApi):
-    """A request of this API: passed on to engines that serve it, translated for all others."""
+    """A request to Anthropic's API. Engines that serve this API get it unchanged; for all others it is translated."""
 
     serves_json = True
 
     def __init__(self, http: HttpRequest, *, translates: Callable[[str], bool]) -> None:
-        """`translates`: whether some engine of a model needs a translation. Raises `BadRequest`."""
+        """`translates` returns whether some engine of a model needs a translation. Raises `BadRequest`."""
         super().__init__(http)
         self._counts = http.path == COUNT_TOKENS
         self._chat = chat_request(http.body, counts=self._counts) if translates(self.body.model) else None
@@ -182,7 +182,7 @@ class MessagesApi(OtherApi):
         if self._chat is None:
             try:
                 self._chat = chat_request(http.body, counts=self._counts)
-            except BadRequest:  # if the engine has this API, it reports the error itself
+            except BadRequest:  # an engine that has this API reports the error itself
                 return False
         return True
 
@@ -193,7 +193,7 @@ class MessagesApi(OtherApi):
         return True
 
     def served(self, one: InFlight) -> None:
-        """Note that an instance has served the request. If it served only the translation, it lacks this API."""
+        """Note that an instance has served the request. An instance that served only the translation lacks this API."""
         if self._fell_back and self._is_translated:
             one.upstream.lacks.add((one.instance_id, self.path))
 
@@ -215,7 +215,7 @@ class MessagesApi(OtherApi):
         return error_event(500, why)
 
     def usage(self, stream: EventStream, beginning: bytes) -> Usage | None:
-        """Engines report the input at the beginning, and the output at the end."""
+        """The usage in a stream. Engines report the input at the beginning, and the output at the end."""
         last = super().usage(stream, beginning)
         if self._is_translated or last is None or last.input is not None:
             return last

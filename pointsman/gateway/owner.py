@@ -1,8 +1,8 @@
-"""Several gateways for one plane, on the side of the plane: their links, limits, metrics and answers.
+"""The plane's side of several gateways: their links, limits, metrics and answers.
 
-Enters: connections of gateways (`gateway/process.py`), and inquiries about all of them. Leaves: documents, instances
-and grants for each, and answers for all together. The one rule: a counter that was shown never falls. The last known
-counts of a process that has ended stay in the sum.
+Enters: connections from gateways (`gateway/process.py`), and inquiries about all gateways. Leaves: documents, instances
+and grants for each gateway, and answers for all gateways together. The one rule: a counter that was shown never falls.
+When a process ends, its last known counts stay in the sum.
 """
 
 import asyncio
@@ -58,15 +58,15 @@ COMMAND = (sys.executable, "-P", "-m", "pointsman.gateway.process")
 OPEN_S = 60.0
 """Time limit until all gateways listen."""
 ADOPT_S = 5.0
-"""The same limit, if some of them serve already."""
+"""The same time limit, if some gateways serve already."""
 ANSWER_S = 2.0
 """Time limit for a gateway's answer to a question."""
 HUNG_S = 20.0
-"""A gateway that is connected and has not reported for this long is ended, and started again."""
+"""If a connected gateway has not reported for this long, it is stopped and started again."""
 OVERTIME_S = 5.0
-"""Gateways that have not ended this long after their time limit are left to the runtime."""
+"""If gateways have not ended this long after their time limit, the runtime ends them."""
 RECALL_S = 1.0
-"""Maximum wait until the last records of an ended gateway are in the file."""
+"""Maximum time to wait until the last records from an ended gateway are in the file."""
 
 
 class LinkStream:
@@ -105,7 +105,7 @@ class Inquiries:
         self._count = 0
 
     async def all(self, about: str, details: Mapping[str, str]) -> list[Any]:
-        """The answers of those gateways that answer in time."""
+        """The answers that arrive in time."""
         return list((await self.by_name(about, details)).values())
 
     async def by_name(self, about: str, details: Mapping[str, str]) -> dict[str, Any]:
@@ -141,13 +141,13 @@ class GatewayLinks:
         self.bank: Bank | None = None
         """None if there is only one gateway."""
         self.welcome: Callable[[], Sequence[PlaneMessage]] = lambda: ()
-        """Returns the messages that a gateway gets first."""
+        """Returns the first messages for a newly connected gateway."""
         self.changed = asyncio.Event()
-        """Set when a gateway has ended, or begins to listen."""
+        """Set when a gateway has ended or has begun to listen."""
         self.announce: Callable[[], None] = lambda: None
-        """Called when a gateway takes calls of replicas at another address."""
+        """Called when the address at which a gateway accepts calls from replicas has changed."""
         self.cut_off = 0
-        """Requests that gateways cut off when they stopped."""
+        """Number of requests that gateways cut off when they stopped."""
         self.seen_at: dict[str, float] = {}
         self._gateway = gateway
         self._traffic = traffic
@@ -179,8 +179,8 @@ class GatewayLinks:
             stream.cut()
 
     def page(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
-        """A page about the plane as a whole, for a client of a gateway: it needs the same key as at the plane
-        itself."""
+        """Serve a page about the plane as a whole to a client of a gateway. The client needs the same key as at the
+        plane itself."""
         pages, http.path = self._gateway.pages, http.path.removeprefix(PAGES)
         found = pages.exact[METRICS] if http.path == METRICS else pages.trees[ADMIN]
         if http.path != METRICS and not http.path.startswith(ADMIN):
@@ -240,18 +240,19 @@ class GatewayOwner:
         self.links = GatewayLinks(gateway, traffic, self.inquiries)
         self.pages = MergedMetrics(gateway, self.inquiries)
         self.url = ""
-        """Where all gateways listen; empty if there is one gateway, in this process, or if each has its own address."""
+        """The URL of all gateways. Empty if the only gateway is in this process, or if each gateway has its own
+        address."""
         self._granted = GrantedTenants()
-        """Granted limits of this process, for requests of replicas."""
+        """The limits that are granted to this process, for requests from replicas."""
         self._gateway = gateway
         self._applications = applications
         self._plane: PlaneOperations | None = None
         self._processes: GatewayProcesses | None = None
         self._early: list[ControllerEvent] = []
-        """Process events from before the owner listened for them."""
+        """Process events that came before the owner was ready for them."""
         self._addresses: list[ReservedAddress] = []
         self._listen = "", ""
-        """Where gateways listen, for HTTP and for gRPC."""
+        """The addresses where gateways listen, for HTTP and for gRPC."""
         self._ready: bool | None = None
         self._beat_at = time.monotonic()
         traffic.process_told = self._process_told
@@ -261,7 +262,8 @@ class GatewayOwner:
     # Beginning and end
 
     def reserve(self, settings: GatewaySpec, plane: PlaneOperations) -> None:
-        """Take the addresses before anything is started, except those of other machines. Raises `CannotListen`."""
+        """Take the addresses before anything is started. Addresses on other machines are not taken. Raises
+        `CannotListen`."""
         gateway, self._plane = self._gateway, plane
         self._listen = settings.listen, settings.grpc_listen
         for field, listen in (("listen", settings.listen), ("grpcListen", settings.grpc_listen)):
@@ -286,7 +288,8 @@ class GatewayOwner:
         gateway.metrics.sources.append(lambda page: process_metrics(page, self.members.values()))
 
     async def open(self, plane: PlaneOperations) -> None:
-        """Start or adopt the gateways, and wait until those whose worker is present listen. Raises `PointsmanError`."""
+        """Start or adopt the gateways. Wait until every gateway with a present worker listens. Raises
+        `PointsmanError`."""
         tasks, clock = self._gateway.tasks, plane.runtime.clock
         self._processes = GatewayProcesses(plane.runtime, clock, tasks, COMMAND, self._process_changed)
         early, self._early = self._early, []
@@ -308,11 +311,11 @@ class GatewayOwner:
         except TimeoutError:
             silent = ", ".join(name for name, one in self.members.items() if not one.url)
             wrong = [f"these gateways do not listen after {OPEN_S:g} s: {silent}; see their logs"]
-        if wrong and not adopted:  # otherwise clients are served, and `status` shows the problem
+        if wrong and not adopted:  # otherwise gateways serve clients, and `status` shows the problem
             raise PointsmanError(wrong[0])
 
     async def stop(self, within_s: float, hurry: asyncio.Event) -> None:
-        """End new requests at all gateways, then those in flight, and wait for their processes."""
+        """Let all gateways refuse new requests and finish those in flight, and wait until their processes end."""
         if self._processes is None:
             return
         self._processes.stop()
@@ -355,7 +358,7 @@ class GatewayOwner:
             self.traffic.group.send(Readiness(self._ready))
 
     def _beat(self) -> None:
-        """Do the work that is due ten times a second."""
+        """Do the work that must be done ten times a second."""
         bank, now, seen_at = self.links.bank, time.monotonic(), self.links.seen_at
         assert bank is not None
         assert self._processes is not None
@@ -398,12 +401,12 @@ class GatewayOwner:
 
 
 def first_url(members: Collection[LinkedGateway]) -> str:
-    """The address at which clients reach one of them; empty if none listens."""
+    """The address at which clients reach one of these gateways; empty if none listens."""
     return next((one.url for one in members if one.url), "")
 
 
 def is_listening(members: Collection[LinkedGateway]) -> bool:
-    """Whether clients reach one of them; True if there are none."""
+    """Whether clients can reach one of these gateways; True if there are no gateways."""
     return not members or any(one.url for one in members)
 
 
@@ -422,11 +425,11 @@ class MergedMetrics:
         self._gateway = gateway
         self._inquiries = inquiries
         self._last: dict[str, str] = {}
-        """The last page of each gateway."""
+        """The last page from each gateway."""
         self._ended = ""
-        """The counters of gateways that have ended."""
+        """The counters from gateways that have ended."""
         self._answered: dict[str, tuple[int, int, float, int]] = {}
-        """The totals of ended gateways' answers, by deployment."""
+        """The totals from gateways that have ended, by deployment."""
         self._page = SharedPage(self._merged)
         self._making: asyncio.Task[bytes] | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -441,7 +444,7 @@ class MergedMetrics:
     async def _answer(self, running: PendingAnswer) -> None:
         content = self._page.cached
         if content is None:
-            if self._making is None or self._making.done():  # else all that arrive meanwhile share one page
+            if self._making is None or self._making.done():  # else all requests that arrive meanwhile share one page
                 self._making = self._gateway.loop.create_task(self._make())
             content = await asyncio.shield(self._making)
         if running.client is not None:
@@ -456,7 +459,7 @@ class MergedMetrics:
         return merged([own, *self._last.values(), self._ended]).encode()
 
     def totals(self, deployment: str, members: Iterable[LinkedGateway]) -> list[tuple[int, int, float, int]]:
-        """The totals of all gateways; see `GatewayMetrics.totals`."""
+        """The totals from all gateways; see `GatewayMetrics.totals`."""
         found = [one.summaries.get(deployment) for one in members]
         return [one for one in [*found, self._answered.get(deployment)] if one is not None]
 
@@ -473,7 +476,7 @@ def _added(one: Sequence[float], other: Sequence[float]) -> tuple[int, int, floa
 
 
 def summary_of(totals: Sequence[tuple[int, int, float, int]]) -> dict[str, float | None]:
-    """Requests of a deployment, for `status`: of all gateways together."""
+    """A summary of a deployment's requests at all gateways, for `status`."""
     answered, errors, seconds, ended = (sum(each) for each in zip(*totals, strict=True))
     return {
         "answered": answered,

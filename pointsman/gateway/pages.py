@@ -1,4 +1,5 @@
-"""Pages that the gateway answers itself: health, readiness, metrics and models. Costly ones are shared."""
+"""Pages that the gateway answers itself: health, readiness, metrics and models. Clients share copies of costly
+pages."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +16,13 @@ PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 PAGE_SHARE = 0.05
 """Each page takes at most this share of a core, however many clients request it."""
 PAGE_CREDIT_S = 0.02
-"""Processor time that a page may take at once after it has taken none for a while. Within it, the page is current."""
+"""Processor time that a page may take at once if it was not rendered for a while. Within this time, every client gets a
+current page."""
 
 
 class SharedPage:
-    """A page that may be costly to render. If it is, or is requested very often, clients share a cached copy."""
+    """A page that may be costly to render. If a page is costly, or clients request it very often, clients share a
+    cached copy."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -29,7 +32,7 @@ class SharedPage:
 
     @property
     def cached(self) -> bytes | None:
-        """The copy, if the page may not be rendered now; else None."""
+        """The cached copy if the page may not be rendered now; else None."""
         now = time.monotonic()
         self._credit_s = min(self._credit_s + (now - self._credited_at) * PAGE_SHARE, PAGE_CREDIT_S)
         self._credited_at = now
@@ -41,13 +44,13 @@ class SharedPage:
 
     def rendered(self, make: Callable[[], bytes]) -> bytes:
         """Render the page with this function, and keep a copy."""
-        began = time.thread_time()  # exclude time that other processes use
+        began = time.thread_time()  # this clock does not count the time of other processes
         content = self._content = make()
         self._credit_s -= time.thread_time() - began
         return content
 
     def forget(self) -> None:
-        """Drop the copy, because a request has changed the content."""
+        """Drop the cached copy, because a request has changed the content."""
         self._content = None
 
 
@@ -88,7 +91,7 @@ def add_pages(gateway: Gateway, is_ready: Callable[[], bool]) -> None:
 
 
 class ModelCatalogue:
-    """The list of all models, encoded once for each change of them."""
+    """The list of all models, encoded again only when the models change."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic

@@ -1,4 +1,4 @@
-"""Pages about the plane as a whole, at a gateway in its own process: the plane answers them."""
+"""Pages about the plane as a whole, at a gateway in its own process. The plane answers requests for these pages."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ AskPlane: TypeAlias = Callable[[HttpRequest], AbstractAsyncContextManager[Stream
 
 
 class ForwardedStream(PendingAnswer):
-    """A stream of the plane for a client of this gateway, read as fast as the client reads."""
+    """A stream from the plane for a client of this gateway. The gateway reads it as fast as the client reads."""
 
     def __init__(self, client: GatewayConnection) -> None:
         super().__init__(client)
@@ -32,7 +32,7 @@ class ForwardedStream(PendingAnswer):
         self._may_write.set()
 
     async def pass_on(self, response: StreamedResponse) -> None:
-        """Send the stream to the client. It ends with the plane; an event source then connects again."""
+        """Send the stream to the client. The stream ends when the plane ends; an event source then reconnects."""
         client = self.client
         if client is None:
             return

@@ -1,13 +1,14 @@
-"""A gateway in its own process: `python -m pointsman.gateway.process NAME`, started by the plane that it follows.
+"""A gateway in its own process, `python -m pointsman.gateway.process NAME`. A plane starts the gateway, which then
+follows the plane.
 
-Enters: requests of clients, and messages of the plane. Leaves: answers, and reports to the plane. The one rule: it
-serves with the last known state. If the plane is gone, it continues and looks for the next plane; then only the runtime
-that started it ends it.
+Enters: requests from clients, and messages from the plane. Leaves: answers, and reports to the plane. The one rule: the
+gateway serves with the last known state. If the plane is gone, the gateway continues and looks for the next plane. In
+that time, only the runtime that started the gateway ends it.
 
-The environment says where the plane is: POINTSMAN_SECRET, and POINTSMAN_SOCKET or, on another machine, the file
-POINTSMAN_GATEWAY with its address, which changes with the plane; POINTSMAN_HOST, the address of that machine; and the
-folder POINTSMAN_SHM of large values, if there is one. Records and usage go to the plane; pages about the plane as a
-whole (metrics, the admin API) come from it.
+The gateway reads these environment variables: POINTSMAN_SECRET; POINTSMAN_SOCKET or, on another machine,
+POINTSMAN_GATEWAY, a file with the plane's address, which changes with the plane; POINTSMAN_HOST, the address of the
+gateway's machine; and POINTSMAN_SHM, the folder for large values, if there is one. Records and usage go to the plane;
+pages about the plane as a whole (metrics, the admin API) come from the plane.
 """
 
 import asyncio
@@ -71,11 +72,12 @@ from pointsman.wire import FilesOfNodes
 from pointsman.wire.shared_memory import BufferFiles
 
 LINK, REPORTS, PAGES = "/gateways/link", "/gateways/reports", b"/gateways/pages"
-"""Paths of the plane: for connections, for reports, and for pages that it answers for gateways."""
+"""The plane's paths: for connections, for reports, and for pages that the plane renders for clients of gateways."""
 WATCH_S, SILENT_S = 0.25, 5.0
-"""Interval of checks of a plane on another machine, and maximum silence; a plane sends ten messages a second."""
+"""How often the link to a plane is checked, and the maximum silence of a plane on another machine. A plane sends ten
+messages a second."""
 RETRY_S = 0.05
-"""Interval of attempts to reach a plane that is gone."""
+"""Time between attempts to reach a plane that is gone."""
 CONNECT_S = 10.0
 """Time limit for a plane to accept the connection."""
 REPORT_S = 10.0
@@ -85,31 +87,31 @@ TERM_S = 3.0
 PASSED_ON = (b"authorization", b"x-api-key", b"x-pointsman-author", b"accept", b"last-event-id")
 """Headers of a client's request that the plane needs for its answer."""
 MAX_LINES_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of records that wait for a plane; older ones are dropped."""
+"""Maximum total size in bytes of records that wait for a plane; older records are dropped."""
 
 
 class PlaneLink:
-    """The connection to the plane. It reconnects until there is a plane."""
+    """The connection to the plane. If the plane is gone, the link tries to connect until there is a new one."""
 
     def __init__(self, name: str, plane: PlaneAddress, secret: str) -> None:
         self.name = name
         self.is_connected = False
         self._plane = plane
         self._limit: asyncio.Timeout | None = None
-        """Its expiry ends the connection."""
+        """The timeout whose expiry ends the connection."""
         self._heard_at = 0.0
         self._headers = f"{SECRET.decode()}: {secret}\r\nx-pointsman-gateway: {name}\r\n"
         self._untold: list[GatewayMessage] = []
         self._news = asyncio.Event()
 
     def tell(self, message: GatewayMessage) -> None:
-        """Send a message soon; without a plane, keep only what the next plane needs."""
+        """Send a message soon. If there is no plane, keep the message only if the next plane needs it."""
         self.tell_later(message)
         if self.is_connected:
             self._news.set()
 
     def tell_later(self, message: GatewayMessage) -> None:
-        """Send a message together with the next one, at the latest with the next report."""
+        """Send a message together with the next message, or at the latest with the next report."""
         self._untold.append(message)
 
     async def follow(self, process: "GatewayProcess") -> None:
@@ -148,11 +150,11 @@ class PlaneLink:
                 process.granted.not_told(tenants)
 
     def watch(self) -> None:
-        """Leave a plane that was replaced by another, or that has become silent."""
+        """Disconnect from a plane that was replaced, or from a plane on another machine that has become silent."""
         if self._limit is None:
             return
         is_replaced = False
-        with suppress(OSError):  # without the file, keep the last known address
+        with suppress(OSError):  # if the file is missing, keep the last known address
             is_replaced = self._plane.named() != self._plane.at
         is_silent = self._plane.is_file and time.monotonic() - self._heard_at > SILENT_S
         if is_replaced or is_silent:
@@ -180,7 +182,7 @@ class PlaneLink:
             self._keep(told, process)
 
     def _keep(self, told: Iterable[GatewayMessage], process: "GatewayProcess") -> None:
-        """Keep what the next plane needs: usage and records. It asks for the rest."""
+        """Keep the messages that the next plane needs: usage and records. The next plane asks for everything else."""
         lines: list[bytes] = []
         for message in told:
             if isinstance(message, LinkReport):
@@ -193,13 +195,14 @@ class PlaneLink:
             self._untold.insert(0, RecordLines(lines))
 
     def drop_stale(self, process: "GatewayProcess") -> None:
-        """Drop what only the previous plane could use, before connecting to a new one."""
+        """Before a connection to a new plane, drop the messages that only the previous plane could use."""
         told, self._untold = self._untold, []
         self._keep(told, process)
 
     @asynccontextmanager
     async def ask(self, http: HttpRequest) -> AsyncIterator[StreamedResponse]:
-        """The plane's answer to a client's request, which is sent with the client's key. Raises `NoResponse`."""
+        """Send a client's request to the plane, with the client's key, and open the plane's answer. Raises
+        `NoResponse`."""
         path = (PAGES + http.path).decode("latin-1") + (f"?{http.query.decode('latin-1')}" if http.query else "")
         headers = self._headers + "".join(
             f"{name.decode()}: {http.headers[name].decode('latin-1')}\r\n" for name in PASSED_ON if name in http.headers
@@ -320,7 +323,7 @@ class GatewayProcess:
             self.gateway.traffic.configure([one.among(wanted.processes) for one in plan.deployments])
             self.traffic.observe()
             await self._listen_at(settings, self._address(wanted.grpc_listen))
-        except (PointsmanError, OSError) as error:  # it continues with its present documents
+        except (PointsmanError, OSError) as error:  # the gateway continues with its present documents
             problem = str(error)
         self.link.tell(Listens(self.url, self._grpc.address, problem, self._calls))
 
@@ -331,7 +334,7 @@ class GatewayProcess:
 
     @property
     def _calls(self) -> str:
-        """The address that replicas call; every call needs their secret."""
+        """The address that replicas call; every call needs the replicas' secret."""
         if self._for_replicas is None:
             return ""
         host, port = self._for_replicas.sockets[0].getsockname()[:2]
@@ -357,7 +360,7 @@ class GatewayProcess:
         gc.set_threshold(20_000, 20, 100)
 
     def _report(self) -> None:
-        """Report changes, or, without any, that this gateway is alive."""
+        """Report changes. If there are none, report that this gateway is alive."""
         if not self.link.is_connected:
             return
         now, gateway = time.monotonic(), self.gateway
@@ -387,7 +390,7 @@ class GatewayProcess:
     # The end
 
     def stop(self, within_s: float) -> None:
-        """Accept nothing new, finish what is in flight, and end. Called again, it ends at once."""
+        """Accept no new requests, finish those in flight, and end. A second call ends the gateway at once."""
         if self._stopping is not None:
             self._stopping.cancel()
             within_s = 0.0
@@ -415,7 +418,7 @@ class GatewayProcess:
 def _problems(gateway: Gateway, now: float) -> list[Reason]:
     name = gateway.history.gateway.removeprefix("@")
     own = [*gateway.clients.problems(), *gateway.upstream.problems(now)]
-    tasks = [one.having(gateway=name) for one in gateway.tasks.problems()]  # the plane has tasks of the same names
+    tasks = [one.having(gateway=name) for one in gateway.tasks.problems()]  # the plane's tasks have the same names
     return [one.plain() for one in (*own, *tasks, *scheduling_problems(gateway.traffic.lanes.values()))]
 
 

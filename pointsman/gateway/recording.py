@@ -1,4 +1,4 @@
-"""`/admin/v1/recording`: live traffic as a recording, read in pieces while it is made."""
+"""`/admin/v1/recording`: a recording of live traffic, which clients read in pieces while the gateways make it."""
 
 from secrets import token_hex
 from typing import Any
@@ -13,12 +13,12 @@ from pointsman.runtimes.recording import RecordedPart, Recorder, RecordingLease
 
 
 class RecordingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Begin a recording, read more of it, or end it."""
+    """A request to begin a recording, to read more of it, or to end it."""
 
     id: str = ""
-    """Id of a recording that has begun; empty: begin one."""
+    """Id of a recording that has begun; empty to begin a new one."""
     model: str = ""
-    """Record only requests for this model; empty: all."""
+    """Record only requests for this model; if empty, record all requests."""
     stop: bool = False
 
 
@@ -31,7 +31,7 @@ class RecordingAdmin:
         self._leases: dict[str, RecordingLease] = {}
 
     async def read(self, call: AdminCall) -> dict[str, Any]:
-        """The new lines of all gateways since the last call."""
+        """The lines that all gateways have recorded since the last call."""
         asked = msgspec.json.decode(call.body or b"{}", type=RecordingRequest)
         if asked.id and asked.id not in self._leases:
             raise UnknownName("recording", asked.id, self._leases)

@@ -1,8 +1,9 @@
-"""Records of all requests: those turned away at the gate, those of deployments that are gone, those of earlier planes.
+"""Records of all requests, including those refused at the gate, those to removed deployments, and those to earlier
+planes.
 
-Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests`
-and `explain` show, and a file that the next plane loads. The one rule: no request waits for its record. Ended requests
-are collected four times a second, and a thread writes them; a disk that cannot be written to stops nothing.
+Enters: every request that has ended, from dispatchers, applications and the gate. Leaves: what `requests` and `explain`
+show, and a file that the next plane loads. The one rule: no request waits for its record. Records of ended requests are
+collected four times a second, and a thread writes them. If the disk cannot be written to, the gateway continues.
 """
 
 import os
@@ -28,22 +29,23 @@ from pointsman.routing.records import Record, summary_of
 from pointsman.runtimes.traffic import Lane, Traffic
 
 NOT_RECORDED = (b"/admin/", b"/pipelines/")
-"""Paths of operators and replicas."""
+"""Paths for operators and replicas; refused requests to these paths are not recorded."""
 COLLECT_S = 0.25
 DETAILED, MAX_DETAILED = 5, 10
-"""Number of newest requests per collection that are stored with their decision, and the number that may accumulate for
-a burst. One record with its decision takes as long as thirty without: a busy plane stores some decisions, and the
-outcome of every request."""
+"""How many of the newest requests in each collection are stored with their decision, and how many of these may
+accumulate for a burst. One record with its decision takes as long as thirty records without, so a busy plane stores the
+outcome of every request, but only some decisions."""
 STRANGERS, STORED_STRANGERS = 1000, 100
-"""Requests of unknown senders that are listed, and those of each collection that are stored: such requests cost the
-sender nothing, and must not displace the others."""
+"""How many requests from unknown senders are listed, and how many are stored per collection. Such requests cost the
+sender nothing, and must not displace other requests."""
 RECORD_FILE = "requests.log"
 MAX_UNWRITTEN_BYTES = 4 * 1024 * 1024
-"""Maximum bytes of records that wait for the disk; older ones are dropped."""
+"""Maximum total size in bytes of records that wait for the disk; older records are dropped."""
 
 
 class AnyRecord(Protocol):
-    """The common part of records of models, of pipelines and of the gate."""
+    """The common part of all records: of requests to models, of pipeline requests, and of requests refused at the
+    gate."""
 
     @property
     def arrived_at(self) -> float: ...
@@ -57,7 +59,7 @@ class AnyRecord(Protocol):
 
 
 class GateRecord(msgspec.Struct, eq=False, gc=False):
-    """A request that was turned away before it reached a dispatcher."""
+    """A request that was refused before it reached a dispatcher."""
 
     request_id: str
     model: str
@@ -93,7 +95,7 @@ class GateRecord(msgspec.Struct, eq=False, gc=False):
 
 
 class OutcomeRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is stored of every request to a model: its record without the decision."""
+    """The stored part of every request to a model: its record without the decision."""
 
     request_id: str
     model: str
@@ -105,7 +107,7 @@ class OutcomeRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     strategy: str
     tries: int
     arrived_at: float
-    """Time on the clock of its plane; so are the times below."""
+    """Time on the plane's clock, like all times below."""
     sent_at: float | None
     first_token_at: float | None
     ended_at: float | None
@@ -121,7 +123,8 @@ class OutcomeRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _row: Callable[[AnyRecord], tuple[Any, ...]] = attrgetter(*OutcomeRow.__struct_fields__)
-"""The fields of an `OutcomeRow` as a tuple, which takes half the time to make. It is made for every request."""
+"""Makes the fields of an `OutcomeRow` as a tuple. A tuple takes half the time to make, and one is made for every
+request."""
 
 
 class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -130,12 +133,12 @@ class StoredRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
     arrived: float
     """Unix time."""
     gateway: str
-    """The process that served it, if the plane has several."""
+    """The process that served the request, if the plane has several processes."""
     outcome: OutcomeRow | dict[str, Any]
-    """The summaries of pipelines' and refused requests are stored as they are."""
+    """The outcome of a request to a model, or the summary of a pipeline request or a refused request."""
     details: msgspec.Raw = msgspec.Raw(b"{}")
     text: str = ""
-    """The record as text. For a request to a model, it is made from the details when it is shown."""
+    """The record as text. For a request to a model, the text is made from the details when the record is shown."""
 
     @property
     def request_id(self) -> str:
@@ -175,15 +178,16 @@ _encoded = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class RecordFile:
-    """Lines in two files of the state directory: when the newer has half of the bytes, it replaces the older."""
+    """Lines in two files in the state directory. When the newer file has half of the permitted bytes, it replaces the
+    older."""
 
     def __init__(self, state: Path, loop: AbstractEventLoop, name: str = RECORD_FILE, max_bytes: int = 0) -> None:
-        """`max_bytes`: maximum of both files together; 0: nothing is stored."""
+        """`max_bytes` is the maximum size of both files together; if it is 0, nothing is stored."""
         self._path = state / name
         self._loop = loop
         self.max_bytes = max_bytes
         self.dropped = 0
-        """Records that could not be written."""
+        """Number of records that could not be written."""
         self._why = ""
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -202,7 +206,7 @@ class RecordFile:
         return self._path.with_name(f"{self._path.name}.1")
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Write these lines soon, with those that could not be written before."""
+        """Write these lines soon, together with earlier lines that could not be written."""
         for line in lines:
             self._waiting.append(line)
             self._waiting_bytes += len(line) + 1
@@ -260,7 +264,7 @@ class RecordFile:
             try:
                 written = os.write(file, data)
                 if written < len(data):
-                    os.write(file, data[written:])  # the exception says why
+                    os.write(file, data[written:])  # the exception gives the reason
             except OSError:
                 os.ftruncate(file, size)
                 raise
@@ -274,7 +278,7 @@ class RecordSink(Protocol):
     max_bytes: int
 
     def lines(self, limit: int) -> list[bytes]:
-        """The newest lines of earlier planes, oldest first."""
+        """The newest lines from earlier planes, oldest first."""
         ...
 
     def append(self, lines: Iterable[bytes]) -> None: ...
@@ -285,28 +289,29 @@ class RecordSink(Protocol):
 
 
 class RequestHistory:
-    """The records that dispatchers do not keep, and the file of all of them."""
+    """The records that dispatchers do not keep, and the file with all records."""
 
     def __init__(self, keep: int, traffic: Traffic, admission: Admission) -> None:
         self.gone: deque[Record] = deque(maxlen=keep)
         """Records of removed deployments."""
         self.limited: deque[GateRecord] = deque(maxlen=keep)
-        """Requests of tenants that were refused at the gate."""
+        """Requests from tenants that were refused at the gate."""
         self.strangers: deque[GateRecord] = deque(maxlen=min(keep, STRANGERS))
-        """Requests of unknown senders that were refused at the gate."""
+        """Requests from unknown senders that were refused at the gate."""
         self.fresh: deque[AnyRecord] = deque(maxlen=keep)
-        """Records of applications, and of tenants at the gate, since the last collection."""
+        """New records since the last collection: from applications, and of tenants' requests that were refused at the
+        gate."""
         self._fresh_strangers: deque[GateRecord] = deque(maxlen=STORED_STRANGERS)
         self._detailed = MAX_DETAILED
-        """Decisions that may be stored now."""
+        """Number of decisions that may be stored now."""
         self._traffic = traffic
         self._admission = admission
         traffic.hooks.closed = self._lane_closed
         self._file: RecordSink | None = None
         self._stored: list[StoredRecord] = []
-        """Records of earlier planes, newest first."""
+        """Records from earlier planes, newest first."""
         self.gateway = ""
-        """The name of this process, if the plane has several."""
+        """The name of this process, if the plane has several processes."""
 
     # What happens
 
@@ -321,8 +326,9 @@ class RequestHistory:
         request_id: str = "",
         body: bytes | None = None,
     ) -> None:
-        """Answer a request that reaches no dispatcher, and record it if it is one to a model or an application.
-        `request_id`: its id, if it has one already. `body`: that of the answer, if the answer has its own form."""
+        """Answer a request that reaches no dispatcher. If it is a request to a model or an application, record it.
+        `request_id` is the request's id, if it already has one. `body` is the body of the answer, if the answer has its
+        own form."""
         if http.method == b"POST" and not http.path.startswith(NOT_RECORDED):
             request_id = self.note_refused(http, error, tenant, model, request_id)
             error.lines += b"x-request-id: %b\r\n" % request_id.encode("latin-1", "replace")
@@ -334,7 +340,7 @@ class RequestHistory:
     def note_refused(
         self, http: HttpRequest, error: NotAdmitted, tenant: Tenant | None = None, model: str = "", request_id: str = ""
     ) -> str:
-        """Record a request that reaches no dispatcher. Returns its id, a new one if it has none."""
+        """Record a request that reaches no dispatcher. Returns the request's id; if it has none, a new id."""
         request_id = request_id or self._admission.id_of_refused(http)
         whose, path = error.tenant if tenant is None else tenant.name, shown(http.path.decode("latin-1"))
         now = time.monotonic()
@@ -348,10 +354,10 @@ class RequestHistory:
         return request_id
 
     def open(self, file: "RecordSink", keep: int) -> None:
-        """Load what is stored, and store further records there."""
+        """Load the records that this file contains, and store new records there."""
         self._stored.clear()
         for line in reversed(file.lines(keep)):
-            with suppress(msgspec.MsgspecError):  # the last line of a killed plane may be incomplete
+            with suppress(msgspec.MsgspecError):  # if a plane was killed, its last line may be incomplete
                 self._stored.append(_DECODER.decode(line))
         self._stored.sort(key=lambda one: one.arrived, reverse=True)
         self._file = file
@@ -379,7 +385,7 @@ class RequestHistory:
             self._file.append(lines)
 
     def _lane_closed(self, lane: Lane) -> None:
-        if not lane.plan.internal:  # steps of pipelines are in the record of their request
+        if not lane.plan.internal:  # the record of a pipeline request contains its steps
             self.fresh.extend(lane.dispatcher.ended_records)
             self.gone.extend(reversed(lane.dispatcher.records.newest()))
 
@@ -399,7 +405,7 @@ class RequestHistory:
     # Queries
 
     def kept(self) -> list[AnyRecord]:
-        """Records of this plane, in no order."""
+        """Records from this plane, in no particular order."""
         return [*self.gone, *self.limited, *self.strangers]
 
     def kept_of(self, request_id: str) -> AnyRecord | None:
@@ -413,13 +419,13 @@ class RequestHistory:
 
 
 def store(history: RequestHistory, lines: Sequence[bytes]) -> None:
-    """Store records of another process."""
+    """Store records from another process."""
     if history._file is not None:
         history._file.append(lines)
 
 
 def recall(history: RequestHistory, gateway: str, keep: int) -> None:
-    """Note that a process has ended: of its records, only the stored ones remain."""
+    """Note that a process has ended. Only its stored records remain."""
     stored = history._stored
     known = {(one.request_id, one.arrived) for one in stored}
     for line in () if history._file is None else history._file.lines(keep):
@@ -432,7 +438,7 @@ def recall(history: RequestHistory, gateway: str, keep: int) -> None:
 
 
 def stored_of(history: RequestHistory, request_id: str) -> StoredRecord | None:
-    """The record of a request of an earlier plane; None if there is none."""
+    """The record of a request to an earlier plane; None if there is none."""
     return next((one for one in history._stored if one.request_id == request_id), None)
 
 

@@ -1,4 +1,5 @@
-"""`/admin/v1/shadow` and `/admin/v1/promotions`: candidates beside the policy in force, at all gateways of a plane."""
+"""`/admin/v1/shadow` and `/admin/v1/promotions`: candidates that run alongside the policy in force, at all gateways of
+a plane."""
 
 from typing import Any
 
@@ -15,7 +16,7 @@ from pointsman.runtimes.shadowing import CanaryLease, Shadows
 
 
 class ShadowsEverywhere:
-    """The shadows of this process, and of gateways in others."""
+    """The shadows in this process, and in the processes of other gateways."""
 
     def __init__(self, gateway: Gateway, clock: Clock, ask: AskGateways | None) -> None:
         self._gateway = gateway
@@ -23,7 +24,7 @@ class ShadowsEverywhere:
         self._ask = ask
 
     async def counts(self, deployment: str) -> ShadowCounts | None:
-        """Counts of a deployment's candidates; None if it has none."""
+        """Counts for a deployment's candidates; None if the deployment has no candidates."""
         total = self._own.counts(deployment)
         if total is not None and self._ask is not None:
             for answer in await self._ask("shadow", {"deployment": deployment}):
@@ -32,7 +33,7 @@ class ShadowsEverywhere:
         return total
 
     async def lease(self, lease: CanaryLease) -> CanaryCounts:
-        """Renew a canary at all gateways. Returns the counts of all."""
+        """Renew a canary at all gateways. Returns the counts from all of them."""
         total = CanaryCounts(lease.run)
         total.add(self._own.lease(lease))
         if self._ask is not None:
@@ -44,14 +45,14 @@ class ShadowsEverywhere:
 
 
 def shadow_answer(shadows: Shadows, about: str, details: dict[str, str]) -> Any:
-    """The answer of a gateway in its own process to its plane; None if it has none."""
+    """The answer to the plane from a gateway in its own process; None if it has nothing to report."""
     try:
         if about == "shadow":
             return msgspec.to_builtins(shadows.counts(details["deployment"]), str_keys=True)
         lease = CanaryLease(**{**details, "share": float(details["share"])})  # type: ignore[arg-type]
         return msgspec.to_builtins(shadows.lease(lease), str_keys=True)
     except UnknownName:
-        return None  # its documents differ from those of the plane (yet), and it reports that
+        return None  # its documents still differ from the plane's, and the gateway reports that
 
 
 class ShadowAdmin:
@@ -61,7 +62,7 @@ class ShadowAdmin:
         self._promotions = promotions
 
     async def shadow(self, call: AdminCall) -> dict[str, Any]:
-        """The candidates of all deployments that have any, or of one deployment."""
+        """The candidates of one deployment, or of all deployments that have candidates."""
         lanes, name = self._gateway.traffic.lanes, call.query.get("deployment")
         if name is not None and name not in lanes:
             raise UnknownName("deployment", name, lanes)

@@ -1,14 +1,14 @@
-"""Limits of tenants that several gateways share: one bank has them, and every gateway uses what it was granted.
+"""Limits of tenants that several gateways share: one bank holds the limits, and every gateway uses what it was granted.
 
-Enters: what gateways have used, which needs they could not meet, and the time. Leaves: grants, and what gateways
-should return. The one rule: a unit is granted once. Whatever gateways do between two reports, together they use what
-one gateway would, and each of them at most one more request of a tenant: the one that is admitted although it may not
+Enters: the gateways' use, the needs that they could not meet, and the time. Leaves: grants, and demands to return
+units. The one rule: a unit is granted once. Between two reports, all gateways together use at most what a single
+gateway would use, plus one request per tenant at each gateway, because a gateway may admit one request that does not
 fit.
 
-There are three kinds of units: requests, tokens and cost. The bank has the tenants that a single gateway would have
-(`Tenant`, stored in the same way), charged with what gateways report; what is left there and not granted can be
-granted. About ten times a second, the rest is divided by recent use, with a small equal part for all; a gateway with an
-unmet need comes first.
+There are three kinds of units: requests, tokens and cost. The bank has the same tenants as a single gateway (`Tenant`,
+stored in the same way), and charges them for the use that gateways report. The bank can grant units that are left there
+and that no gateway holds. About ten times a second, it divides the remaining amount by recent use, with a small equal
+part for all gateways. A gateway with an unmet need comes first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,17 +28,18 @@ ALIKE = 0.1
 MEMORY = 0.9
 """The factor by which earlier use decays at each division."""
 SLACK = 0.2
-"""A gateway that holds more than its part by this share of it returns the rest."""
+"""How far a gateway may exceed its part, as a share of this part. A gateway that exceeds its part further returns the
+surplus."""
 ALL_S = 1.0
 """How often the limits of tenants that have sent nothing are divided."""
 NEEDED_S = 5.0
-"""How long an unmet need counts; after that, its client may have given up."""
+"""How long an unmet need counts; after that, the client may have given up."""
 Units = tuple[float, float, float]
 NONE: Units = (0.0, 0.0, 0.0)
 
 
 class GrantBucket(Bucket):
-    """The part of a grant that was not used; it does not refill by itself."""
+    """The unused part of a grant. It does not refill by itself."""
 
     __slots__ = ("used",)
 
@@ -64,7 +65,7 @@ class GrantBucket(Bucket):
 
 
 class GrantedTenant(Tenant):
-    """A tenant at one of several gateways: it may use what the bank has granted to this gateway."""
+    """A tenant at one of several gateways. The tenant may use what the bank has granted to this gateway."""
 
     kind: ClassVar[type[Bucket]] = GrantBucket
 
@@ -101,7 +102,7 @@ class GrantedTenant(Tenant):
             self.tokens_left.take(tokens)
 
     def granted(self, grant: Grant, now: float) -> None:
-        """Add what is granted, and return what the bank demands, except for reserved amounts."""
+        """Add the granted amounts, and return the amounts that the bank demands, as far as they are not reserved."""
         reserved, returned = (0.0, self.tokens.amount, self.cost.amount), list(self._returned)
         for kind, bucket in enumerate(self._buckets()):
             if bucket is not None:
@@ -116,7 +117,8 @@ class GrantedTenant(Tenant):
         return {"name": self.name}
 
     def usage(self, *, whole: bool = False) -> TenantUse | None:
-        """The usage, if it has changed since the last call, else None. `whole`: return it in any case."""
+        """The usage; None if it has not changed since the last call. With `whole`, the usage is returned in any
+        case."""
         buckets = self._buckets()
         used = [0.0 if one is None else one.used for one in buckets]
         held = [0.0 if one is None else one.left for one in buckets]
@@ -151,7 +153,7 @@ class GrantedTenants:
         """Usage that could not be reported because there was no plane."""
 
     def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
-        """The tenants with these limits; those that are known keep what they hold."""
+        """A tenant for each of these limits; known tenants keep what they hold."""
         for spec in specs:
             if spec.name in self._tenants:
                 self._tenants[spec.name].configure(spec)
@@ -160,8 +162,8 @@ class GrantedTenants:
         return {spec.name: self._tenants[spec.name] for spec in specs}
 
     def usage(self, *, whole: bool = False) -> dict[str, TenantUse]:
-        """Usage that has changed since the last call. `whole`: of all tenants, for a plane that does not have it
-        yet."""
+        """The tenants' usage that has changed since the last call. With `whole`, the usage of all tenants, for a plane
+        that does not know it yet."""
         told, self._unsent = self._unsent, {}
         for name, one in self._tenants.items():
             use = one.usage(whole=whole)
@@ -187,18 +189,18 @@ class Allotment:
 
     def __init__(self) -> None:
         self.held = [0.0, 0.0, 0.0]
-        """Granted and not yet reported as used: at least what the gateway still has."""
+        """Amounts that were granted and not yet reported as used. The gateway has at most these amounts."""
         self.recent = [0.0, 0.0, 0.0]
         """Recent use."""
         self.needed = NONE
         self.needed_at = 0.0
         self.sought = [0.0, 0.0, 0.0]
-        """Demanded back and not returned yet."""
+        """Amounts that the bank has demanded back and that are not returned yet."""
         self.last: TenantUse | None = None
 
 
 class Bank:
-    """The limits of tenants, and what each gateway holds of them."""
+    """The limits of tenants, and the part of them that each gateway holds."""
 
     def __init__(self, book: UsageBook, clock: Callable[[], float]) -> None:
         self._book = book
@@ -207,7 +209,7 @@ class Bank:
         self._allotments: dict[str, dict[str, Allotment]] = {}
         """Allotments by gateway, then by tenant."""
         self._early: list[tuple[str, Units]] = []
-        """Use that was reported before its tenant was configured: gateways of an earlier plane join early."""
+        """Use that was reported before its tenant was configured, because gateways of an earlier plane join early."""
         self._active: set[str] = set()
         """Tenants with use or unmet needs since the last division."""
         self._divided_at = 0.0
@@ -221,7 +223,7 @@ class Bank:
                 _charge(self._tenants[name], used, self._clock())
 
     def joined(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
-        """Add a gateway, with what an earlier plane has granted it and what it has used since."""
+        """Add a gateway, with the amounts that an earlier plane granted it and its use since then."""
         self._allotments[gateway] = {}
         self._divided_at = -ALL_S
         for name, use in tenants.items():
@@ -230,7 +232,7 @@ class Bank:
         self.used(gateway, tenants)
 
     def left(self, gateway: str) -> None:
-        """Remove a gateway that has ended: what it held can be granted again."""
+        """Remove a gateway that has ended. The bank can grant again what this gateway held."""
         self._active.update(self._allotments.pop(gateway, {}))
 
     def used(self, gateway: str, tenants: Mapping[str, TenantUse]) -> None:
@@ -255,7 +257,7 @@ class Bank:
                 _charge(master, use.used, now)
 
     def grants(self) -> dict[str, dict[str, Grant]]:
-        """What gateways get and return now, by gateway and tenant."""
+        """The amounts that gateways get and return now, by gateway and tenant."""
         now = self._clock()
         given: dict[str, dict[str, Grant]] = {}
         is_due = now - self._divided_at >= ALL_S
@@ -281,7 +283,7 @@ class Bank:
         return given
 
     def report(self, wall: float) -> list[dict[str, Any]]:
-        """Usage against limits, of all gateways together; see `Tenant.report`."""
+        """Usage and limits for all gateways together; see `Tenant.report`."""
         now, told = self._clock(), []
         for name, master in self._tenants.items():
             last = [one[name].last for one in self._allotments.values() if name in one]
@@ -310,7 +312,7 @@ def _charge(master: Tenant, used: Units, now: float) -> None:
 
 
 def _left(master: Tenant, now: float) -> tuple[float | None, float | None, float | None]:
-    """What is left of a tenant's limits in total, including what gateways hold; None: there is no limit."""
+    """What is left of each of a tenant's limits, including what gateways hold; None where there is no limit."""
     requests, tokens, budget = master.requests_left, master.tokens_left, master.spec.cost_budget
     is_over = master.period_ends is None or now >= master.period_ends
     return (
@@ -330,9 +332,7 @@ def _divide(
         name: total * (ALIKE / len(shares) + (1 - ALIKE) * one.recent[kind] / used) if used else total / len(shares)
         for name, one in shares.items()
     }
-    for name, one in _in_need(
-        kind, shares, total, now
-    ):  # only one gateway can be served: the one that has waited longest
+    for name, one in _in_need(kind, shares, total, now):  # serve only one gateway, which has waited longest
         needed = min(total, one.needed[kind] * (1 + 1e-9))  # the sum of the parts may be slightly less than the whole
         rest = (total - needed) / max(total - parts[name], 1e-9)
         parts = {other: part * rest for other, part in parts.items()} | {name: needed}
@@ -360,13 +360,13 @@ def _in_need(kind: int, shares: Mapping[str, Allotment], total: float, now: floa
 
 
 def _surplus(one: Allotment, kind: int, part: float) -> float:
-    """What a gateway holds beyond its part, less what it was already asked to return."""
+    """The amount that a gateway holds beyond its part, without the amount that it was already asked to return."""
     surplus = one.held[kind] - one.sought[kind] - part
     return surplus if surplus > SLACK * part + 1e-9 else 0.0
 
 
 def _whole(parts: Mapping[str, float]) -> dict[str, float]:
-    """The division in whole requests; the remainder goes to the largest parts."""
+    """The parts rounded to whole requests; the remainder goes to the parts with the largest fractions."""
     found = {name: float(floor(part + 1e-9)) for name, part in parts.items()}
     over = floor(sum(parts.values()) - sum(found.values()) + 1e-9)
     for name in sorted(parts, key=lambda one: (-(parts[one] - found[one]), one))[:over]:
@@ -395,7 +395,7 @@ def _together(first: TenantUse | None, then: TenantUse) -> TenantUse:
 
 
 def divided(settings: GatewaySpec, processes: int) -> GatewaySpec:
-    """The settings of one of several gateways, with its part of the limits that apply to all together."""
+    """The settings for one of several gateways, with its part of the limits that apply to all gateways together."""
     most = settings.limits.max_connections
     limits = msgspec.structs.replace(settings.limits, max_connections=None if most is None else ceil(most / processes))
     return msgspec.structs.replace(

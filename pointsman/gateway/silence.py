@@ -1,7 +1,7 @@
-"""Silent instances: notes which instances send bytes, probes the quiet ones, and moves requests of silent ones.
+"""Silent instances: notes which instances send bytes, probes quiet instances, and moves requests away from silent ones.
 
-Enters: the bytes and requests of all connections to instances. Leaves: events for the dispatchers. The one rule:
-`Silences` decides; this module only has the clock and the probes.
+Enters: the bytes and requests on all connections to instances. Leaves: events for the dispatchers. The one rule:
+`Silences` decides; this module only provides the clock and the probes.
 """
 
 import time
@@ -17,9 +17,9 @@ from pointsman.runtimes.probes import authorization
 from pointsman.runtimes.traffic import Lane, Traffic
 
 PATH = "/v1/models"
-"""The path of probes: engines answer it without running their model, and any answer will do, even a 404."""
+"""The path of probes: engines answer it without running their model. Any answer counts, even a 404."""
 GIVEN_UP_S = 2 * ANSWER_S
-"""A probe is given up after this time, and another one sent, because its connection may be dead."""
+"""After this time, the watch gives a probe up and sends another one, because the connection may be dead."""
 
 
 class SilenceWatch:
@@ -63,7 +63,7 @@ class SilenceWatch:
             self._ask(silences, name, members[name])
 
     def _move(self, lane: Lane, instance_id: str, why: Reason) -> None:
-        """Close an instance, and give up its tries of requests that were taken from it."""
+        """Close an instance. Give up the tries of those requests that the dispatcher has taken from it."""
         in_flight = self._upstream.in_flight.values()
         movable = [one for one in in_flight if one.instance_id == instance_id and one.is_movable]
         lane.tell(Silenced(instance_id, why, tuple(one.request.request_id for one in movable)))
@@ -78,7 +78,7 @@ class SilenceWatch:
         try:
             lines = authorization(endpoint.instance)
             exchange = client.exchange("GET", PATH, b"", GIVEN_UP_S, done, lines)
-        except NoResponse:  # its key cannot be read, which the probes of the plane report
+        except NoResponse:  # the engine's key cannot be read; the plane's probes report that
             silences.unanswered(instance_id, time.monotonic(), unmade=True)
         else:
             self._asked[instance_id] = client, exchange

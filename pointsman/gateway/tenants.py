@@ -1,7 +1,7 @@
-"""Tenants: what each may use, what it has used, and what its requests in flight may still use.
+"""Tenants: what each tenant may use, what it has used, and what its requests in flight may still use.
 
-Enters: requests with the tokens that they may take, and later what they took. Leaves: charges and denials, and usage
-that survives new settings and restarts. The one rule: a charge is settled once, however its request ends.
+Enters: requests with the tokens that they may take, and later the tokens that they took. Leaves: charges and denials,
+and usage that survives new settings and restarts. The one rule: a charge is settled once, however its request ends.
 """
 
 import time
@@ -25,7 +25,8 @@ class Denial(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """A token bucket that holds at most a minute's worth. It may go into debt: usage is known only afterwards."""
+    """A token bucket that holds at most a minute's worth. It may go into debt, because usage is known only
+    afterwards."""
 
     __slots__ = ("_at", "left", "per_minute")
 
@@ -63,24 +64,24 @@ class Reserve:
     def __init__(self) -> None:
         self.amount = 0.0
         self.holders = 0
-        """Number of requests that it is reserved for, including those that have used up their part."""
+        """Number of requests that share the amount, including those that have used up their part."""
 
     def add(self, amount: float) -> None:
         self.amount += amount
         self.holders += 1
 
     def leave(self, rest: float) -> None:
-        """Release what an ended request did not use."""
+        """Release the amount that an ended request did not use."""
         self.holders -= 1
         self.amount = self.amount - rest if self.holders else 0.0  # drop accumulated rounding errors
 
 
 SETTLES_S = 1
-"""Retry-After of a request that has to wait until others in flight end and return what they reserved."""
+"""Retry-After for a request that has to wait until requests in flight end and return what they reserved."""
 
 
 class Tenant:
-    """The limits of a tenant, what it has used of them, and what requests in flight may still use."""
+    """The limits of a tenant, what it has used, and what its requests in flight may still use."""
 
     kind: ClassVar[type[Bucket]] = Bucket
 
@@ -92,32 +93,32 @@ class Tenant:
         self.cost = Reserve()
         self.tokens = Reserve()
         self.changed = False
-        """Whether its usage has changed since it was last saved."""
+        """Whether the usage has changed since it was last saved."""
         self.period_ends: float | None = None
-        """None before the first period begins."""
+        """The end of the current period; None before the first period begins."""
         self.requests_left = _bucket(self.kind, None, spec.requests_per_minute)
         self.tokens_left = _bucket(self.kind, None, spec.tokens_per_minute)
 
     def configure(self, spec: TenantSpec) -> None:
-        """Set new limits; what was used and reserved stays."""
+        """Set new limits; the used and reserved amounts stay."""
         self.spec = spec
         self.requests_left = _bucket(self.kind, self.requests_left, spec.requests_per_minute)
         self.tokens_left = _bucket(self.kind, self.tokens_left, spec.tokens_per_minute)
 
     @property
     def is_limited(self) -> bool:
-        """Whether its limits depend on the size of a request."""
+        """Whether the limits depend on the size of a request."""
         return self.tokens_left is not None or self.spec.cost_budget is not None
 
     def admit(
         self, prompt: int, answer: int | None, price: PriceSpec | None, now: float, *, part: bool = False
     ) -> "Charge | Denial | None":
-        """Count a request with a prompt of this many tokens and an answer of at most that many, and reserve what it may
-        use; a denial if it exceeds the limits, and then it is not counted.
+        """Count a request, and reserve what it may use. `prompt` and `answer` are the tokens of its prompt and the
+        maximum tokens of its answer. If the request exceeds the limits, it is not counted, and the result is a denial.
 
-        `answer`: None if there is nothing to reserve. `part`: it is part of a request that was counted already. Its
-        cost must fit into the budget like any other, but it may borrow tokens from the next minute, because work has
-        begun.
+        `answer` is None if there is nothing to reserve. `part` is true if the request is part of a request that was
+        counted already. The cost of a part must fit into the budget like any other cost, but a part may borrow tokens
+        from the next minute, because work has begun.
         """
         requests, charge = self.requests_left, None if answer is None else Charge(self, prompt, answer, price)
         denial = self._beyond_budget(0.0 if charge is None else charge.cost, now)
@@ -133,7 +134,7 @@ class Tenant:
         return charge
 
     def exhausted(self, now: float) -> Denial | None:
-        """Why no request fits the limits now, whatever its size; None if one may."""
+        """Why no request fits the limits now, whatever its size; None if some request may fit."""
         return self._beyond_requests(now) or (self._beyond_budget(0.0, now) if self.spec.cost_budget else None)
 
     def _beyond_requests(self, now: float) -> Denial | None:
@@ -175,11 +176,11 @@ class Tenant:
         return Denial(f"{why}; a lower max_tokens reserves less", SETTLES_S)
 
     def budget_left(self, now: float) -> float:
-        """What is left of its budget in the current period."""
+        """What is left of the budget in the current period."""
         return (self.spec.cost_budget or 0.0) - self.spent_by(now)
 
     def use(self, cost: float, tokens: float, now: float) -> None:
-        """Charge what was used; below 0 if it was less than was charged before."""
+        """Charge what was used. The amounts are negative if less was used than was charged before."""
         if cost:
             self.spent = max(0.0, self.spent_by(now) + cost)
         if self.tokens_left is not None:
@@ -187,16 +188,16 @@ class Tenant:
         self.changed = True
 
     def spent_by(self, now: float) -> float:
-        """What was spent in the period of this time, which begins now if the last one is over."""
+        """The cost spent in the period at this time. If the last period is over, a new one begins now."""
         period, ends = self.spec.cost_period, self.period_ends
         if ends is None or now >= ends:
             self.spent, self.period_ends = 0.0, now + period
-        elif ends > now + period:  # the period was made shorter
+        elif ends > now + period:  # new settings have shortened the period
             self.period_ends = now + period
         return self.spent
 
     def report(self, now: float, wall: float) -> dict[str, Any]:
-        """Usage against limits, as plain data. `wall`: Unix time."""
+        """Usage and limits, as plain data. `wall` is the Unix time."""
         spec, requests, tokens = self.spec, self.requests_left, self.tokens_left
         spent, ends = self.spent_by(now), self.period_ends
         return {
@@ -230,24 +231,24 @@ def _requests(number: int) -> str:
 
 
 class Charge:
-    """What one request takes from the limits of its tenant: reserved when it is admitted, used as its answer grows, and
-    settled once, however it ends."""
+    """What one request takes from the limits of its tenant. The amount is reserved when the request is admitted, used
+    as the answer grows, and settled once, however the request ends."""
 
     __slots__ = ("_answer", "_answer_price", "_left", "_prompt", "_prompt_price", "_tenant", "_tokens_left",
                  "_used_tokens", "cost", "used")  # fmt: skip
 
     def __init__(self, tenant: Tenant, prompt: int, answer: int, price: PriceSpec | None) -> None:
         self._tenant: Tenant | None = tenant
-        """None once it is settled."""
+        """None once the charge is settled."""
         self._prompt, self._answer = prompt, answer
         self._prompt_price = 0.0 if price is None else price.per_million_input_tokens / 1e6
         self._answer_price = 0.0 if price is None else price.per_million_output_tokens / 1e6
         self.cost = prompt * self._prompt_price + answer * self._answer_price
         """Maximum expected cost."""
         self._left, self._tokens_left = self.cost, float(prompt + answer)
-        """Reserved and not used yet."""
+        """Cost and tokens that are reserved and not used yet."""
         self.used = self._used_tokens = 0.0
-        """Amount that its tenant has been charged so far."""
+        """Cost and tokens that the tenant has been charged so far."""
 
     def reserve(self) -> None:
         assert self._tenant is not None
@@ -260,15 +261,16 @@ class Charge:
         self._use(self._prompt, answer, now)
 
     def settle(self, usage: Usage | None, counted: int | None, size: int, now: float) -> None:
-        """Settle a complete answer: charge the usage that the engine reported, else the tokens counted here, else a
-        token per four bytes of its size, but then no more than was reserved."""
+        """Settle a complete answer: charge the usage that the engine reported. If there is none, charge the tokens
+        counted here. If there is no count either, charge a token per four bytes of the answer, but no more than was
+        reserved."""
         prompt = self._prompt if usage is None or usage.input is None else usage.input
         answer = counted if usage is None or usage.output is None else usage.output
         self._use(prompt, min(self._answer, size // 4) if answer is None else answer, now)
         self.close()
 
     def close(self) -> None:
-        """Return what is reserved and was not used. Calls after the first change nothing."""
+        """Return what is reserved and not used. Only the first call has an effect."""
         tenant, self._tenant = self._tenant, None
         if tenant is not None:
             tenant.tokens.leave(self._tokens_left)
@@ -289,13 +291,14 @@ class Charge:
 
 
 class UsageState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant has used, as a store keeps it. Times are Unix times: periods continue while no plane runs."""
+    """What a tenant has used, as a store keeps it. Times are Unix times, because periods continue while no plane
+    runs."""
 
     at: float
     spent: float
     period_ends: float | None
     requests_left: float | None
-    """Requests that are left of a minute's worth; None if there is no limit."""
+    """The number of requests left in the bucket for one minute; None if there is no limit."""
     tokens_left: float | None
 
     @classmethod
@@ -310,7 +313,7 @@ class UsageState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def restore(self, tenant: Tenant, now: float, wall: float) -> None:
-        """Restore a tenant: its buckets have refilled since, and its period may be over."""
+        """Restore a tenant. Since its usage was saved, its buckets have refilled, and its period may be over."""
         if self.period_ends is not None and self.period_ends > wall:
             tenant.spent, tenant.period_ends = self.spent, now + self.period_ends - wall
         for bucket, left in ((tenant.requests_left, self.requests_left), (tenant.tokens_left, self.tokens_left)):
@@ -319,22 +322,22 @@ class UsageState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SAVE_S = 0.7
-"""Usage is saved at most this often. The gateway looks every 0.25 s, so a plane that is killed loses less than a
-second of it."""
+"""Minimum time between two saves of usage. The gateway checks every 0.25 s, so a plane that is killed loses less than a
+second of usage."""
 
 
 class UsageBook:
-    """What tenants have used, across changes of settings and restarts."""
+    """The usage of tenants, which survives new settings and restarts."""
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._store: UsageStore | None = None
         self._tenants: dict[str, Tenant] = {}
-        """All tenants, including removed ones until their period is over, because they may come back."""
+        """All tenants. Removed tenants stay until their period is over, because they may come back."""
         self._saved_at = -SAVE_S
 
     def tenants(self, specs: Sequence[TenantSpec]) -> dict[str, Tenant]:
-        """The tenants with these limits; those that are known keep what they have used."""
+        """A tenant for each of these limits; known tenants keep their usage."""
         for spec in specs:
             known = self._tenants.get(spec.name)
             if known is None:
@@ -346,7 +349,8 @@ class UsageBook:
         return listed
 
     def open(self, store: UsageStore) -> None:
-        """Load stored usage, and save it there from now on. Raises `PointsmanError` if it cannot be read."""
+        """Load usage from this store, and save usage there from now on. Raises `PointsmanError` if the store cannot be
+        read."""
         now, wall = time.monotonic(), self._wall()
         for name, text in store.usage().items():
             try:
@@ -360,7 +364,7 @@ class UsageBook:
         self._store = store
 
     def save(self, now: float) -> None:
-        """Save what has changed, unless that was done a moment ago."""
+        """Save the usage that has changed, unless it was saved a moment ago."""
         if self._store is None or now - self._saved_at < SAVE_S:
             return
         changed = [tenant for tenant in self._tenants.values() if tenant.changed]
@@ -372,7 +376,7 @@ class UsageBook:
                 tenant.changed = False
 
     def close(self) -> None:
-        """Save what has changed, for the last time."""
+        """Save the usage that has changed, for the last time."""
         self._saved_at = -SAVE_S
         self.save(time.monotonic())
         self._store = None

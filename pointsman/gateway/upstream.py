@@ -1,7 +1,7 @@
-"""The way to the instances: requests in flight, where each was sent, and the connections that they use.
+"""The way to the instances: requests in flight, the instance that each was sent to, and the connections in use.
 
 Two kinds of requests go through the same dispatchers to the same connections: clients' requests, and steps of
-pipelines. `InFlight` is their common part; what is sent, and what happens to the response, differs.
+pipelines. `InFlight` is their common part. The two kinds differ in what is sent, and in what happens to the response.
 """
 
 import time
@@ -45,20 +45,20 @@ KEPT = frozenset(
         Outcome.EVICTED_OTHER,
     }
 )
-"""Refusals that are replaced by the answer of an instance, if there is one."""
+"""Refusals for which the client gets an instance's answer instead, if there is such an answer."""
 
 MAX_RETRY_AFTER_S = 600
 """Maximum Retry-After, in seconds, while an instance starts."""
 NONE_EXPECTED_RETRY_S = 30
 """Retry-After, in seconds, if no instance is expected."""
 KEYS_S = 2.0
-"""How often the keys of engines are read again: files may change."""
+"""How often the keys of engines are read again, because files may change."""
 LATELY_S = 60.0
-"""How long a problem of requests is shown after it last occurred."""
+"""How long a problem with requests is shown after it last occurred."""
 
 
 class Carried(Protocol):
-    """A request that the dispatcher decides about."""
+    """A request for which the dispatcher makes decisions."""
 
     instance_id: str
     deadline: float
@@ -68,16 +68,16 @@ class Carried(Protocol):
 
     @property
     def is_movable(self) -> bool:
-        """Whether another instance may get it instead of the one that has it."""
+        """Whether the request may move from its present instance to another one."""
 
     def send(self, command: Send) -> None:
-        """Send it to an instance; the try on the previous one is abandoned."""
+        """Send the request to an instance. A try on a previous instance is abandoned."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """Refuse it, or end it early."""
+        """Refuse the request, or end it early."""
 
     def withdraw(self, refusal: Refusal | None = None) -> None:
-        """Remove it from the dispatcher: it was refused, or its client has gone."""
+        """Remove the request from the dispatcher, because it was refused or its client has disconnected."""
 
     def let_go(self) -> None:
         """Ignore what the instance still sends."""
@@ -87,7 +87,7 @@ class Carried(Protocol):
 
 
 class InFlight(msgspec.Struct, eq=False, kw_only=True):
-    """A request that is on an instance or waits for one: the common part of both kinds."""
+    """A request that is on an instance, or waits for an instance: the common part of both kinds of requests."""
 
     upstream: "Upstream"
     lane: "Lane"
@@ -96,28 +96,28 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
     deadline: float = inf
     """When the instance times out."""
     instance_id: str = ""
-    """The instance of its last try."""
+    """The instance of the last try."""
     _pool: ConnectionPool | None = None
     _attempt: "ClientConnection | Task[None] | None" = None
-    """The connection of its last try, or the task that opens one."""
+    """The connection of the last try, or the task that opens this connection."""
     _fresh: bool = False
     """Whether the last try was on a new connection."""
     _head: ResponseHead | None = None
-    """The head of a response that arrives in pieces."""
+    """The head of the response, if the response arrives in pieces."""
     _unrenewed_bytes: int = 0
-    """Bytes of such a response since its deadline was last extended."""
+    """Bytes of such a response since the deadline was last extended."""
     _doubts: tuple[Doubt, ...] = ()
-    """Errors of instances that it was sent to, which another one may contradict."""
+    """Errors from instances that the request was sent to; another instance's answer may contradict them."""
     usage_question: bytes | None = None
-    """The `stream_options` that ask instances for usage, which the client does not get; None: do not ask."""
+    """The `stream_options` that request usage, which the client does not get; None to request no usage."""
     _asked: bool = False
     """Whether this try asks for usage."""
     _unasked: bool = False
-    """Whether this try does not ask because the last one was refused, perhaps for asking."""
+    """Whether this try does not ask for usage because the last try was refused, perhaps for that reason."""
     _command: Send | None = None
-    """The last command."""
+    """The last command to send the request."""
     _kept: "KeptAnswer | None" = None
-    """An instance's error, which the client gets unless another instance serves the request."""
+    """An instance's error. The client gets this error unless another instance serves the request."""
 
     def abandon(self) -> None:
         """Give the request up, because its client has disconnected."""
@@ -140,7 +140,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
             attempt.cancel()
 
     def pause(self) -> None:
-        """Read no more from the instance, because the receiver of the response does not read fast enough."""
+        """Stop reading from the instance, because the receiver of the response does not read fast enough."""
         if isinstance(self._attempt, ClientConnection) and not self._attempt.transport.is_closing():
             self._attempt.pace.let_read(on=False)
             self.deadline = inf
@@ -178,22 +178,22 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         return True
 
     def _came_to_nothing(self, why: Reason, *, may_retry: bool, local: str = "", doubt: Doubt | None = None) -> None:
-        """Report that this try has failed, or was answered with an error; the dispatcher decides what happens next.
-        `local`: what is wrong on this side, which is not evidence against the instance."""
+        """Let the dispatcher decide what happens next, after a failed try or an error as answer. `local` names a
+        problem on this side, which is not evidence against the instance."""
         lane, request_id, now = self.lane, self.request.request_id, time.monotonic()
         if local:
             self.upstream.unsent.note(local, why, now)
             lane.tell(Failed(request_id, why, retry=may_retry, local=local))
             lane.look_for_idle()
             return
-        doubt = doubt or Doubt(self.instance_id, FAILED)  # it may be on another instance before this returns
+        doubt = doubt or Doubt(self.instance_id, FAILED)  # the request may move before this returns
         self._doubts += (doubt,)
         retry = may_retry and self.upstream.retries.allows(now)
         lane.tell(Failed(request_id, why, retry=retry, answered=self._kept is not None))
         lane.failed(doubt.instance_id, why, doubt.kind)
 
     def _judge(self, status: int) -> None:
-        """Count its instance's answer, and compare it with the answers of others."""
+        """Count the instance's answer, and compare it with the answers of other instances."""
         lane = self.lane
         if status < 400:
             lane.worked(self.instance_id)
@@ -206,7 +206,7 @@ class InFlight(msgspec.Struct, eq=False, kw_only=True):
         self._doubts = ()
 
     def _leave(self) -> None:
-        """Leave the dispatcher and the instance: no more decisions, no more of the response."""
+        """Leave the dispatcher and the instance: ignore further decisions, and the rest of the response."""
         self.let_go()
         self.upstream.in_flight.pop(self.request.request_id, None)
 
@@ -256,11 +256,11 @@ class RefusedAnswer(NamedTuple):
     retry_after_s: int | None
     """Retry-After; None if trying again is of no use."""
     kept: KeptAnswer | None
-    """An instance's answer that is passed on instead; None if there is none."""
+    """An instance's answer to pass on instead; None if there is none."""
 
 
 def body_for(one: InFlight, command: Send, body: Bytes) -> Bytes:
-    """The body as an instance gets it: with its own name of the model, and asking for usage if it accepts that."""
+    """The body for an instance: with its name for the model, and with a request for usage if it accepts that."""
     instance, one._command = command.endpoint.instance, command
     if instance.engine_names:
         served = instance.engine_names.get(one.request.model_name)
@@ -272,7 +272,7 @@ def body_for(one: InFlight, command: Send, body: Bytes) -> Bytes:
 
 
 def asked_too_much(one: InFlight, status: int) -> bool:
-    """Send a request again without asking for usage, if it may have been refused for that."""
+    """Send a request again without asking for usage, if the question may have caused the refusal."""
     if not one._asked or status not in MAY_BE_UNKNOWN or one.upstream.takes_usage.get(one.instance_id):
         return False
     assert one._command is not None
@@ -282,7 +282,7 @@ def asked_too_much(one: InFlight, status: int) -> bool:
 
 
 def learn_usage(one: InFlight) -> None:
-    """Learn from a stream that is served whether the instance accepts being asked for usage."""
+    """Note that a stream is served, which shows whether the instance accepts a request for usage."""
     if one._asked:
         one.upstream.takes_usage[one.instance_id] = True
     elif one._unasked:
@@ -290,8 +290,8 @@ def learn_usage(one: InFlight) -> None:
 
 
 def wants_opinion(one: InFlight, doubt: Doubt) -> bool:
-    """Whether to ask another instance about an error that may be the client's fault. Not if one was asked before, if no
-    other takes requests, or if failures may need the retries that are left.
+    """Whether to ask another instance about an error that may be the client's fault. False if an instance was asked
+    before, if no other instance takes requests, or if failures may need the remaining retries.
     """
     lane, now, model = one.lane, time.monotonic(), one.request.model_name
     if one._kept is not None:
@@ -314,7 +314,7 @@ class Unsent:
 
     def __init__(self) -> None:
         self._by_cause: dict[str, tuple[int, Reason, float]] = {}
-        """Cause -> the number of requests, the last error, and its time."""
+        """For each cause, the number of requests, the last error, and the time of this error."""
 
     def note(self, cause: str, why: Reason, now: float) -> None:
         count, _, at = self._by_cause.get(cause, (0, why, now))
@@ -329,9 +329,9 @@ class Unsent:
 
 
 class RetryBudget:
-    """How many retries are allowed: a share of the requests, so that failures do not multiply the load.
+    """Limits the number of retries to a share of the requests, so that failures do not multiply the load.
 
-    Every request adds a share of a retry; a reserve is allowed in any case, and refills with time.
+    Every request adds a share of a retry. A reserve of retries is allowed in any case, and refills with time.
     """
 
     def __init__(self, share: float, *, reserve: float = 50.0, per_second: float = 10.0) -> None:
@@ -344,7 +344,7 @@ class RetryBudget:
         self._at = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether one more retry may be made now; it is counted if so."""
+        """Whether one more retry may be made now. If so, the retry is counted."""
         self._refill(now)
         if self._left < 1.0:
             return False
@@ -352,7 +352,8 @@ class RetryBudget:
         return True
 
     def has_spare(self, now: float) -> bool:
-        """Whether at least half is left: second opinions must not use up the retries that failures need."""
+        """Whether at least half of the retries is left, because second opinions must not use up those that failures
+        need."""
         self._refill(now)
         return self._left >= max(self._most / 2, 1.0)
 
@@ -377,7 +378,7 @@ class Upstream:
         """Connection pools, by instance id."""
         self._keys_read_at = 0.0
         self.lacks: set[tuple[str, bytes]] = set()
-        """Instances, and the paths that they lack although their engines should have them."""
+        """Pairs of an instance and a path that the instance lacks although its engine should have it."""
         self.takes_usage: dict[str, bool] = {}
         """Whether each instance takes `stream_options.include_usage`, once that is known."""
 
@@ -413,7 +414,7 @@ class Upstream:
     # Instances
 
     def instance_left(self, instance_id: str) -> None:
-        """Ignore what the instance still sends: its requests were sent to others, or wait."""
+        """Ignore what the instance still sends, because its requests were sent to other instances, or wait."""
         self.takes_usage.pop(instance_id, None)
         self.lacks = {one for one in self.lacks if one[0] != instance_id}
         for in_flight in self.in_flight.values():
@@ -443,7 +444,7 @@ class Upstream:
         return [in_flight for in_flight in self.in_flight.values() if in_flight.deadline < now]
 
     def sweep(self, now: float, in_service: Container[str]) -> None:
-        """Close connections that are idle or lead to instances that have left."""
+        """Close connections that are idle, and connections to instances that have left."""
         idle_since = now - self.settings.idle_timeout
         for pool in self.pools.values():
             pool.close_idle(idle_since)
@@ -461,7 +462,7 @@ class Upstream:
 
 
 def _set_key(pool: ConnectionPool, instance: object) -> None:
-    """Send the key that the engine asks for. If it can no longer be read, the last one is kept; probes report that."""
+    """Send the engine's key. If the key can no longer be read, the last key is kept; probes report that."""
     source = getattr(instance, "key", "")
     if not source:
         pool.lines = b""
@@ -471,8 +472,8 @@ def _set_key(pool: ConnectionPool, instance: object) -> None:
 
 
 def retry_after_s(lane: "Lane") -> int:
-    """Seconds after which it is worth trying again: about as long as the requests in flight will take, or until an
-    instance has started."""
+    """Seconds after which it is worth trying again: the time that the requests in flight will take, or the time until
+    an instance has started."""
     dispatcher = lane.dispatcher
     instances = dispatcher.fleet.instances()
     latencies = [one.avg_latency_ms for one in instances if one.avg_latency_ms is not None]
@@ -489,7 +490,7 @@ def retry_after_s(lane: "Lane") -> int:
 
 
 def _with_unavailability(refusal: Refusal, lane: "Lane") -> Refusal:
-    """The refusal; if instances are missing, with the reason that the plane reports."""
+    """The refusal. If instances are missing, it contains the reason that the plane reports."""
     if refusal.outcome not in (Outcome.REJECTED_NO_ENDPOINTS, Outcome.EVICTED_NO_ENDPOINTS):
         return refusal
     unavailable = unavailability(lane)

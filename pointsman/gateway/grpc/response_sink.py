@@ -1,4 +1,4 @@
-"""The answer of an application over gRPC: messages of JSON, or a status."""
+"""The answer from an application over gRPC: messages with JSON, or a status."""
 
 import asyncio
 import codecs
@@ -22,7 +22,8 @@ BYTES = b"application/octet-stream"
 
 
 class JsonPieces:
-    """Splits an answer into pieces as it arrives: lines of JSON, text, events (of a model), or one value."""
+    """Splits an answer into pieces as it arrives. A piece is a line of JSON, a text, a model's event, or the whole
+    value."""
 
     def __init__(self, content_type: bytes) -> None:
         self._type = content_type.partition(b";")[0].strip().lower()
@@ -33,16 +34,16 @@ class JsonPieces:
 
     @property
     def are_several(self) -> bool:
-        """Whether the answer comes in pieces, however many there are."""
+        """Whether the answer comes in pieces, even if there is only one piece."""
         return self._type in _SEVERAL
 
     def feed(self, payload: bytes) -> list[str]:
-        """The pieces that are complete now."""
+        """The pieces that this payload completes."""
         if not self.are_several:
             self._whole.append(payload)
             return []
         text = self._held + self._decode(payload)
-        if not self._end:  # text has no separators: what has arrived is a piece
+        if not self._end:  # text has no separators, so each payload is a piece
             return self._read(text)
         *whole, self._held = text.replace("\r\n", "\n").split(self._end)
         return [piece for part in whole for piece in self._read(part)]
@@ -63,7 +64,7 @@ def _as_string(text: str) -> list[str]:
 
 
 def _data(event: str) -> list[str]:
-    """The data of an event; none for the end mark."""
+    """The data of an event; empty for the end mark."""
     lines = [line.partition(":")[2].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
     data = "\n".join(lines)
     if not lines or data == "[DONE]":
@@ -80,15 +81,15 @@ _SEVERAL: Mapping[bytes, tuple[str, Split]] = {
     TEXT: ("", _as_string),
     EVENTS: ("\n\n", _data),
 }
-"""How each content type is split: the end of a piece, and how to read one."""
+"""How to split each content type: the separator after a piece, and the function that reads a piece."""
 
 
 MANY, FEW = 64, 16
-"""Pieces that wait for the client: at MANY the response is paused, below FEW it is resumed."""
+"""If MANY pieces wait for the client, the response is paused. If fewer than FEW wait, it is resumed."""
 
 
 class NotAnswered(PointsmanError):
-    """There is no answer, or the rest of it is missing: the HTTP status, and why."""
+    """Raised if there is no answer, or if the rest of an answer is missing. Contains the HTTP status and the reason."""
 
     def __init__(self, status: int, why: str, retry_after_s: int | None = None) -> None:
         self.status, self.retry_after_s = status, retry_after_s
@@ -96,7 +97,7 @@ class NotAnswered(PointsmanError):
 
 
 class GrpcSink:
-    """A client over gRPC; pieces wait here until it has read those before them."""
+    """A client over gRPC. Pieces wait here until the client has read the pieces before them."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
@@ -153,7 +154,7 @@ class GrpcSink:
     # Called by the gRPC call
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """Every piece, as it comes. Raises `NotAnswered` after the last one, if the request failed."""
+        """Every piece, as it arrives. If the request failed, raises `NotAnswered` after the last piece."""
         while True:
             while self._waiting:
                 piece = self._waiting.popleft()
@@ -169,7 +170,7 @@ class GrpcSink:
             await self._news.wait()
 
     def leave(self) -> None:
-        """Note that the client has its answer, or has disconnected."""
+        """Note that the client has received its answer, or has disconnected."""
         if not self._over and self._handler is not None:
             self._handler.abandon()
         self._over = True
@@ -187,7 +188,7 @@ class _Refused(msgspec.Struct):
 
 
 def message_of(failure: StepFailure, node: str) -> str:
-    """Why there is no answer: which field is wrong, or which node has failed."""
+    """The reason why there is no answer: the field that is wrong, or the node that has failed."""
     if failure.body:
         try:
             fields = msgspec.json.decode(failure.body, type=_Refused).detail
@@ -212,10 +213,10 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""The gRPC code for each HTTP status; all others are INTERNAL."""
+"""The gRPC code for each HTTP status. All other statuses become INTERNAL."""
 
 MAX_MESSAGE = 2000
-"""Maximum characters of an error: it is sent as a header, and clients accept 8 KiB of headers."""
+"""Maximum number of characters in an error message. It is sent as a header, and clients accept 8 KiB of headers."""
 
 
 async def refuse(context: Context, error: NotAnswered, request_id: str) -> Never:

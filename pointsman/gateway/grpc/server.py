@@ -33,7 +33,7 @@ from pointsman.pipeline.flow import BadInput
 from pointsman.types import MAX_NAME
 from pointsman.wire import Form
 
-# The messages of predict.proto, built at import: generated code would need one version of protobuf.
+# The messages of predict.proto are built at import, because generated code would need a particular version of protobuf.
 
 PACKAGE = "pointsman.v1"
 SERVICE = f"{PACKAGE}.Predict"
@@ -85,18 +85,19 @@ def _class(name: str) -> Any:
     return message_factory.GetMessageClass(FILE.message_types_by_name[name])
 
 
-_pool = descriptor_pool.Default()  # where reflection looks
+_pool = descriptor_pool.Default()  # the pool that reflection uses
 FILE = _pool.AddSerializedFile(_file().SerializeToString())
 PredictRequest = _class("PredictRequest")
 PredictResponse = _class("PredictResponse")
 
 
 MAX_VALUES = 100_000
-"""Maximum number of values in an input that is sent as values, as each is a Python object. JSON has no such limit."""
+"""Maximum number of values in an input in the field `values`, because each value is a Python object. Inputs as JSON
+have no such limit."""
 
 
 def plain(value: Any) -> Any:
-    """The value of a `google.protobuf.Value`. Its numbers are doubles; whole ones become integers. Raises
+    """The Python value for a `google.protobuf.Value`. Its numbers are doubles; whole numbers become integers. Raises
     `BadRequest`."""
     return _plain(value, count(1))
 
@@ -116,13 +117,14 @@ def _plain(value: Any, number: "count[int]") -> Any:
 
 
 WATCH_S = 0.25
-"""How often the status is checked for clients that watch it."""
+"""How often the status is checked for clients that watch it, in seconds."""
 
 HealthContext: TypeAlias = grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse]
 
 
 class Health(HealthServicer):
-    """The standard health service: the plane as "" and pointsman.v1.Predict, and every application by its name."""
+    """The standard health service. The names "" and pointsman.v1.Predict stand for the plane; each application has its
+    own name."""
 
     def __init__(self, gateway: Gateway, applications: Applications, is_ready: Callable[[], bool]) -> None:
         self._gateway = gateway
@@ -169,7 +171,7 @@ class Health(HealthServicer):
         return HealthCheckResponse.SERVING if serves and not stopping else HealthCheckResponse.NOT_SERVING
 
     def _can_answer(self, application: PreparedApplication) -> bool:
-        """Whether there are instances for each of its steps."""
+        """Whether each step of an application has instances."""
         traffic = self._gateway.traffic
         lanes = [
             (traffic.by_model if step.is_model else traffic.lanes).get(step.deployment) for step in application.steps
@@ -190,7 +192,7 @@ class GrpcCall:
         self.request_id = ""
         """Empty until the request is admitted."""
         self.charged = 0
-        """Bytes of its request, which count towards the gateway's limit."""
+        """Size of the call's request in bytes; it counts towards the gateway's limit."""
 
     def response(self, piece: str) -> Any:
         return PredictResponse(json=piece, request_id=self.request_id)
@@ -205,8 +207,8 @@ class PredictService:
         self._applications = applications
 
     def handler(self) -> grpc.GenericRpcHandler:
-        # Requests are decoded here, so that invalid ones are answered. Each call has one message; declared as a stream
-        # of messages, it is not received before the key is checked.
+        # This service decodes requests itself, so that it can answer invalid ones. Each call has one message. It is
+        # declared as a stream of messages, so that the gateway checks the key before it receives the message.
         how = {"response_serializer": _serialized}
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -265,7 +267,7 @@ class PredictService:
             raise NotAnswered(turned_away.status, str(turned_away), turned_away.retry_after_s) from None
 
     async def _received(self, call: GrpcCall, messages: Messages) -> Any:
-        """The request of a call, which counts towards the bytes that the gateway holds."""
+        """The request of a call. Its size counts towards the bytes that the gateway holds."""
         try:
             async with asyncio.timeout(self._gateway.limits.body_timeout):
                 body = await anext(messages, None)
@@ -303,7 +305,7 @@ class PredictService:
 
 
 def _as_http(context: Context) -> HttpRequest:
-    """The call as a client over HTTP would have sent it, without the contents of its message."""
+    """The call as an HTTP request, without the contents of its message."""
     headers = {
         name.encode(): value.encode("utf-8", "replace")
         for name, value in context.invocation_metadata() or ()
@@ -322,7 +324,7 @@ def _input(message: Any) -> bytes:
 
 
 def _within(context: RequestContext, seconds: float | None) -> RequestContext:
-    """The context, with the deadline of the call if that is earlier."""
+    """The context. If the deadline of the call is earlier, the context gets that deadline."""
     if seconds is None:
         return context
     until = time.monotonic() + seconds
@@ -336,7 +338,7 @@ def _serialized(response: Any) -> bytes:
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 UNREAD = 100_000
-"""Maximum calls that wait to be accepted. gRPC drops further ones without a reason, so the limit is high."""
+"""Maximum number of calls that wait to be accepted. gRPC drops further calls without a reason, so the limit is high."""
 
 
 class PredictServer:
@@ -357,7 +359,7 @@ class PredictServer:
                 ("grpc.server_handshake_timeout_ms", round(1000 * limits.header_timeout)),
                 ("grpc.server.max_pending_requests", UNREAD),
                 ("grpc.server.max_pending_requests_hard_limit", UNREAD),
-                ("grpc.so_reuseport", int(shared)),  # else the port of another program is shared silently
+                ("grpc.so_reuseport", int(shared)),  # otherwise gRPC silently shares the port of another program
             )
         )
         self._health = Health(gateway, applications, is_ready)
@@ -376,6 +378,6 @@ class PredictServer:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no new calls; those in flight have `grace_s` to end."""
+        """Accept no new calls. Calls in flight have `grace_s` to end."""
         self._health.end()
         await self._server.stop(grace_s)

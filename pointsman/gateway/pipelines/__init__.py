@@ -1,7 +1,7 @@
-"""Requests through applications: every step of a graph is scheduled like any other request.
+"""Requests to applications: the gateway schedules every step of a graph like any other request.
 
-Enters: requests for `/APP`, and calls of replicas through handles. Leaves: their answers, and a record of every step.
-The one rule: user code never runs here, and values that nodes pass to each other are not decoded.
+Enters: requests for `/APP`, and calls that replicas make through handles. Leaves: the answers, and a record of every
+step. The one rule: user code never runs here, and values that nodes pass to each other are not decoded.
 
     applications   the applications, their pages and input schemas, and calls of their replicas
     prepared       the steps of an application, ready to be sent

@@ -1,4 +1,4 @@
-"""The applications of a gateway: their pages, their requests in flight, and the calls of their replicas."""
+"""The applications of a gateway: their pages, their requests in flight, and the calls that their replicas make."""
 
 import hmac
 import time
@@ -41,15 +41,16 @@ if TYPE_CHECKING:
     from pointsman.gateway.gateway import Gateway
 
 
-# The OpenAPI document; the schema of the input comes from a replica
+# The OpenAPI document of an application. The schema of the input comes from a replica.
 
 
 SCHEMA_S = 1.0
-"""How long a document is shown before it is requested from a replica again."""
+"""How long a document is served before the gateway requests it from a replica again."""
 
 
 class SchemaPage:
-    """The document of an application. One request to a replica, at most every `SCHEMA_S`, serves all clients."""
+    """The OpenAPI document of an application. One request to a replica, at most every `SCHEMA_S`, serves all
+    clients."""
 
     def __init__(self, gateway: "Gateway", replicas: "ReplicaCalls", application: PreparedApplication) -> None:
         self._gateway = gateway
@@ -59,7 +60,7 @@ class SchemaPage:
         self._content = b""
         self._made_at = -SCHEMA_S
         self.readers: dict[SchemaReader, GatewayConnection] = {}
-        """Clients that wait for the answer of a replica."""
+        """Clients that wait for a replica's answer."""
         self._asked = False
 
     def __call__(self, client: GatewayConnection, *_: object) -> None:
@@ -121,7 +122,7 @@ class SchemaPage:
 
 
 def shape_of(paths: Iterable[Sequence[Access]]) -> dict[str, Any]:
-    """The JSON schema of an input, as far as it follows from the parts that are used."""
+    """The JSON schema of an input, as far as the used parts of the input determine it."""
     parts: dict[int | str, list[Sequence[Access]]] = {}
     for path in paths:
         if not path:
@@ -139,7 +140,7 @@ def shape_of(paths: Iterable[Sequence[Access]]) -> dict[str, Any]:
 
 
 class SchemaReader:
-    """A client that waits for the document of an application."""
+    """A client that waits for the OpenAPI document of an application."""
 
     def __init__(self, page: SchemaPage) -> None:
         self._page = page
@@ -153,7 +154,7 @@ class SchemaReader:
 
 
 def openapi(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The document of an application whose input has this schema."""
+    """The OpenAPI document of an application whose input has this schema."""
     body = {"content": {"application/json": {"schema": schema}}, "required": True}
     responses = {
         "200": {"description": "the answer", "content": {"application/json": {}}},
@@ -169,12 +170,12 @@ def openapi(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 CALLS = b"/pipelines/call"
-"""Where replicas call each other through handles."""
+"""The path at which replicas call each other through handles."""
 MODELS = b"/pipelines/v1/"
-"""Where replicas call models; a path of the OpenAI API follows."""
+"""The prefix at which replicas call models; a path of the OpenAI API follows it."""
 SECRET = b"x-pointsman-secret"
 CALLER = b"x-pointsman-caller"
-"""The header that names the step that calls a model."""
+"""The header with the id of the step that calls a model."""
 
 
 class Applications:
@@ -189,15 +190,15 @@ class Applications:
         self._export = exporting()
         self.records = PipelineRecords(gateway.settings.keep_records)
         self.by_step: dict[str, PipelineRequest] = {}
-        """The pipeline request of each step in flight, by the step's request id."""
+        """For each step in flight, its pipeline request, by the request id of the step."""
 
     def trust(self, secret: str, memory: SharedMemory) -> None:
-        """Use the secret and the shared memory of the replicas of a plane."""
+        """Use the secret and the shared memory of a plane's replicas."""
         self.replica_calls.secret = secret.encode()
         self._files.use(memory)
 
     def configure(self, plans: Sequence[ApplicationPlan]) -> None:
-        """Open the pages of new applications, and close those of applications that are gone."""
+        """Open the pages of new applications, and close the pages of removed ones."""
         self.records.limit = self._gateway.settings.keep_records
         if plans:
             load_arrays()
@@ -239,7 +240,7 @@ class Applications:
         return GatewayPage(page, self._gateway.admission.tenant_of, WRITE, json_limits)
 
     def admitted(self, name: str, http: HttpRequest, tenant: Tenant | None) -> RequestContext:
-        """The origin of the request, and its deadline. Raises `NotAdmitted`."""
+        """The sender of the request, its priority, and its deadline. Raises `NotAdmitted`."""
         admission, now = self._gateway.admission, time.monotonic()
         try:
             settings = settings_in_headers(http.headers)
@@ -252,16 +253,16 @@ class Applications:
         self._gateway.upstream.retries.requests += 1
         whose = settings.tenant if tenant is None else tenant.name
         trace = http.headers.get(b"traceparent", b"").decode("latin-1")
-        trace = trace if len(trace) <= MAX_NAME else ""  # it is invalid, and W3C requires it to be ignored then
+        trace = trace if len(trace) <= MAX_NAME else ""  # W3C requires that an invalid trace is ignored
         return RequestContext(request.request_id, request.priority, whose, _deadline(settings, now), trace)
 
     def begin(
         self, application: PreparedApplication, context: RequestContext, sink: ResponseSink, http: HttpRequest
     ) -> None:
-        """Start a request. Raises `BadRequest` or `BadInput` if its input cannot be read."""
+        """Start a request. Raises `BadRequest` or `BadInput` if the input cannot be read."""
         if application.ingress:
             if has_arguments(http):
-                arguments_of(http.body)  # refuse unreadable ones here; the ingress reads them again
+                arguments_of(http.body)  # refuse unreadable arguments here; the ingress reads them again
             self.enter(application, context, sink).begin_from_http(http)
         else:
             inputs = inputs_of(application, http)
@@ -274,7 +275,7 @@ class Applications:
         sink: ResponseSink,
         caller: PipelineRequest | None = None,
     ) -> PipelineRequest:
-        """Register a request in flight; the caller begins it."""
+        """Register a request as in flight; the caller of this method begins the request."""
         request = PipelineRequest(self._gateway, self, application, context, sink, caller)
         sink.wait_for(request)
         self._in_flight[context.request_id] = request
@@ -285,7 +286,7 @@ class Applications:
     # Requests that have ended
 
     def record_of(self, request_id: str) -> PipelineRecord | None:
-        """The record of a request, with what is known about the models that its steps have called."""
+        """The record of a request, including the known details of the model calls that its steps have made."""
         record = self.records.get(request_id)
         for step in () if record is None else record.steps:
             if step.instance:
@@ -298,7 +299,7 @@ class Applications:
         return record
 
     def ended(self, request: PipelineRequest, status: int | None, seconds: float) -> None:
-        """Free the shared memory of a request, and count it."""
+        """Free the shared memory of a request, and count the request."""
         self._in_flight.pop(request.context.request_id, None)
         self._files.ended(request)
         if request.caller is not None:
@@ -315,18 +316,19 @@ class Applications:
             counts.total.add(seconds)
 
     def __len__(self) -> int:
-        """Requests in flight."""
+        """Number of requests in flight."""
         return len(self._in_flight)
 
 
 class ReplicaCalls:
-    """Calls that replicas make through handles: steps of the requests they serve, scheduled like any other."""
+    """Calls that replicas make through handles. Each call is a step of the request that the replica serves, and is
+    scheduled like any other step."""
 
     def __init__(self, gateway: "Gateway", applications: Applications) -> None:
         self._gateway = gateway
         self._applications = applications
         self.secret = b""
-        """The shared secret with which the replicas of a plane and its gateway authenticate each other."""
+        """The shared secret with which the plane's replicas and its gateway authenticate each other."""
         pages = gateway.pages
         pages.exact[CALLS], pages.trees[MODELS] = (
             GatewayPage(self._call, self.check),
@@ -368,7 +370,8 @@ class ReplicaCalls:
         self._applications.enter(call, context, sink, caller).begin(list(map(bytes, blobs)))
 
     def _call_model(self, client: GatewayConnection, http: HttpRequest, tenant: Tenant | None) -> None:
-        """Call a model. The request was admitted already, but the tokens are charged to its tenant."""
+        """Call a model. The client's request was admitted already, but the tokens of this call are charged to its
+        tenant."""
         headers = http.headers
         del headers[SECRET]
         step = headers.pop(CALLER, b"").decode("latin-1")

@@ -14,16 +14,15 @@ from pointsman.wire import CallHead, placeholder, template
 
 
 class PreparedStep(msgspec.Struct, frozen=True):
-    """A step with its arguments as they are sent; values that are not known yet are replaced by the numbers of their
-    blobs."""
+    """A step with its encoded arguments. Blob numbers stand for the values that are not known yet."""
 
     step: Step
     deployment: str
-    """The name of its lane; for a model, the name of the model."""
+    """The name of the step's lane. If the step calls a model, this is the name of the model."""
     args: msgspec.Raw
     kwargs: msgspec.Raw
     sources: tuple[InputValue | StepResult, ...]
-    """Where the value of each blob comes from."""
+    """The source of each blob's value."""
 
     @property
     def is_model(self) -> bool:
@@ -42,11 +41,12 @@ class PreparedApplication:
         self.input_parts = template({"paths": paths})
         """The parts of the input that the ingress must return."""
         self.ingress = deployment_name(plan.name, INGRESS) if plan.graph.has_ingress else ""
-        """The deployment that makes the input; empty if the JSON of the body is the input."""
+        """The deployment that makes the input; empty if the input is the JSON in the body."""
 
 
 class PreparedCall(PreparedApplication):
-    """One call of a node through a handle, with its arguments as they came, to all shards if there are several."""
+    """One call of a node through a handle. The arguments are passed on unchanged, to all shards if there are
+    several."""
 
     def __init__(self, application: PreparedApplication, head: CallHead, blobs: int) -> None:
         plan = application.plan
@@ -56,7 +56,7 @@ class PreparedCall(PreparedApplication):
         inputs = tuple(InputValue(index) for index in range(blobs))
         self.steps = tuple(
             prepared(plan, step)
-            if step.needs  # it joins what shards have returned
+            if step.needs  # the step joins what shards have returned
             else PreparedStep(step, deployment_of(plan, step.node, step.rank), head.args, head.kwargs, inputs)
             for step in self.flow.steps
         )
@@ -76,6 +76,6 @@ def prepared(plan: ApplicationPlan, step: Step) -> PreparedStep:
 
 
 def deployment_of(plan: ApplicationPlan, node: str, rank: int | None) -> str:
-    """The deployment of a node, or of one of its shards; for a model, its name."""
+    """The deployment of a node, or of one of its shards. If the node is a model, the name of the model."""
     known = plan.graph.node(node)
     return known.code if known.kind is NodeKind.MODEL else deployment_name(plan.name, node, rank)

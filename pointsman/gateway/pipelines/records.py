@@ -1,4 +1,4 @@
-"""Records of pipeline requests, step by step; the newest are kept."""
+"""Records of pipeline requests, step by step. The newest records are kept."""
 
 import os
 import time
@@ -21,14 +21,14 @@ class StepRecord(msgspec.Struct, eq=False):
     step: str
     node: str
     request_id: str
-    """Id by which the decision about it can be looked up."""
+    """Id for lookups of the routing decision for the step."""
     began_at: float
     ended_at: float | None = None
     instance: str = ""
     tries: int = 0
     failure: Reason | None = None
     depth: int = 0
-    """Calls through handles between a step of the graph and this one."""
+    """Number of calls through handles that lead from a step of the graph to this one."""
 
     def as_dict(self, since: float) -> dict[str, Any]:
         return {
@@ -59,7 +59,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
 
     @property
     def state(self) -> str:
-        """running, served, failed or abandoned."""
+        """The state: running, served, failed or abandoned."""
         if self.ended_at is None:
             return "running"
         return "abandoned" if self.status is None else "served" if self.status == 200 else "failed"
@@ -69,7 +69,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
         return None if self.ended_at is None else (self.ended_at - self.arrived_at) * 1000
 
     def summary(self) -> dict[str, Any]:
-        """A summary in the same form as that of a request to a model."""
+        """A summary, in the same form as the summary of a request to a model."""
         instances = {step.instance for step in self.steps if step.instance}
         return {
             "request_id": self.request_id,
@@ -132,7 +132,7 @@ class PipelineRecord(msgspec.Struct, eq=False):
 
 
 def _failure(reason: Reason | None) -> dict[str, Any]:
-    """Its text, and the reason as data; empty and None if there is none."""
+    """The reason as text and as data. Without a reason, the text is empty, and the data is None."""
     return {"failure": "", "reason": None} if reason is None else {"failure": str(reason), "reason": reason.as_dict()}
 
 
@@ -157,7 +157,7 @@ class PipelineRecords:
 
 
 class StepJournal:
-    """Records the steps of one request. Those of a call through a handle are recorded with the caller's."""
+    """Records the steps of one request. The steps of a call through a handle are recorded with the caller's steps."""
 
     def __init__(self, record: PipelineRecord, caller: "StepJournal | None" = None) -> None:
         self.record = record
@@ -165,7 +165,7 @@ class StepJournal:
         self._depth: int = 0 if caller is None else caller._depth + 1
         self._steps: list[StepRecord] = record.steps if caller is None else caller._steps
         self._records: dict[int, StepRecord] = {}
-        """Records of steps, by index of the step."""
+        """Records of steps, by the index of the step."""
         self._children = 0
 
     def began(self, index: int, step: str, node: str, now: float) -> None:
@@ -183,7 +183,7 @@ class StepJournal:
             record.ended_at, record.failure = now, failure
 
     def over(self, status: int | None) -> float:
-        """Note that the request has ended. Returns the seconds that it took."""
+        """Note that the request has ended. Returns its duration in seconds."""
         now = time.monotonic()
         self.record.ended_at, self.record.status = now, status
         return now - self.record.arrived_at
@@ -199,13 +199,13 @@ class StepJournal:
         self._steps.append(StepRecord(what, "", request_id, time.monotonic(), depth=self._depth + 1))
 
 
-# OpenTelemetry traces: a span for the request and one for each step. Spans are made when a request has ended, from its
-# record, so that they cost nothing before. They are made only if OpenTelemetry is installed (`pip install
+# OpenTelemetry traces: one span for the request and one for each step. Spans are made from the record when a request
+# has ended, so that they cost nothing before. They are made only if OpenTelemetry is installed (`pip install
 # 'pointsman[otel]'`) and configured by its own environment variables.
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 Export = Callable[[PipelineRecord, str], None]
-"""Called with (record, traceparent) of a request that has ended."""
+"""Called with (record, traceparent) for each request that has ended."""
 
 
 def exporting() -> Export | None:

@@ -1,7 +1,7 @@
-"""One request through an application: from its input to its answer, ended exactly once.
+"""One request to an application, from its input to its answer. It ends exactly once.
 
-The run says which steps are ready; each is sent as a separate request; results are kept, unread, until all steps that
-need them have them. When the deadline has passed, the calls in flight are stopped.
+The run says which steps are ready. Each step is sent as a separate request. Results are kept, unread, until all steps
+that need them have received them. After the deadline, the calls in flight are stopped.
 """
 
 import time
@@ -41,15 +41,15 @@ INPUT = -1
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """Who sent a request, how urgent it is, and its deadline."""
+    """The sender of a request, its priority, and its deadline."""
 
     request_id: str
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
-    """The time on the gateway's clock; None if there is no deadline."""
+    """The deadline as a time on the gateway's clock; None if there is no deadline."""
     traceparent: str = ""
-    """The trace that the client's request is part of, in the format of W3C."""
+    """The trace that the client's request is part of, in W3C format."""
 
 
 class StepCalls:
@@ -70,7 +70,7 @@ class StepCalls:
         self._form = form
         """The form of the answer."""
         self._calls: dict[int, StepCall] = {}
-        """Calls in flight, by index of the step."""
+        """Calls in flight, by the index of the step."""
         self.models: dict[int, ModelCall] = {}
 
     def __iter__(self) -> Iterator[int]:
@@ -192,12 +192,11 @@ class StepCalls:
         )
 
     def _comes_in_pieces(self, index: int) -> bool:
-        """Whether values that a step yields are passed on as they come."""
+        """Whether the values that a step yields are passed on as they arrive."""
         return index == self._application.flow.streams and self._form in IN_PIECES
 
     def settle(self, index: int, body: bytes = b"") -> ModelCall | None:
-        """Charge the tokens of a model's call to the tenant. Returns the call; None if the step does not call a
-        model."""
+        """Charge the tokens of a model call to the tenant. Returns the call; None if the step does not call a model."""
         model, call = self.models.get(index), self._calls.get(index)
         if model is not None and call is not None:
             usage = model.usage(body)
@@ -217,7 +216,7 @@ class StepCalls:
                 note_cost(call, model.charge)
 
     def stop(self) -> list[int]:
-        """Give up all calls. Returns their steps."""
+        """Give up all calls. Returns the indexes of their steps."""
         calls, self._calls = self._calls, {}
         for index, call in calls.items():
             self._home.by_step.pop(call.request.request_id, None)
@@ -241,7 +240,7 @@ class PipelineRequest:
         sink: ResponseSink,
         caller: "PipelineRequest | None" = None,
     ) -> None:
-        """`caller`: the request whose step makes this call through a handle."""
+        """`caller` is the request whose step makes this call, if the call comes through a handle."""
         now = time.monotonic()
         self._loop = gateway.loop
         self._home = home
@@ -253,7 +252,7 @@ class PipelineRequest:
         self.results = Results(application.flow, sink.form)
         self._calls = StepCalls(self, gateway, home, application, sink.form)
         self.over = False
-        """Whether it has an answer, or will not get one."""
+        """Whether the request has an answer, or will never get one."""
         self._streaming: int | None = None
         self._timers: list[TimerHandle] = []
         deadline_ms = None if context.deadline is None else float(round((context.deadline - now) * 1000))
@@ -272,7 +271,7 @@ class PipelineRequest:
         self._calls.send_input(http, now)
 
     def begin(self, inputs: list[bytes]) -> None:
-        """Begin with the input: a blob for each part that is used."""
+        """Begin with the input, which has a blob for each used part."""
         self.results.inputs = inputs
         self._start(self._run.begin(), time.monotonic())
 
@@ -335,7 +334,7 @@ class PipelineRequest:
         self._sink.ended()
 
     def step_failed(self, index: int, failure: StepFailure) -> None:
-        """Fail the request: without the result of a step, there is no answer."""
+        """Fail the request, because an answer needs the results of all steps."""
         now = self._step_over(index, failure.why)
         if self.over:
             return
@@ -352,7 +351,7 @@ class PipelineRequest:
     # The end
 
     def _late(self, index: int | None) -> None:
-        """Handle the deadline of a step or of the request."""
+        """Handle a missed deadline: of a step, or of the whole request."""
         if self.over or (index is not None and index not in self._calls):
             return
         now = time.monotonic()
@@ -413,7 +412,7 @@ class PipelineRequest:
 
 
 def note_cost(call: StepCall, charge: Charge) -> None:
-    """Add the cost of a call for its tenant to its record."""
+    """Add the tenant's cost for a call to the record of the call."""
     record = call.lane.dispatcher.records.get(call.request.request_id)
     if record is not None:
         record.cost = charge.used

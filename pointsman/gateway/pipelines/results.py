@@ -1,6 +1,6 @@
 """The values of a pipeline request: the parts of its input, the results of its steps, and the answer made from them.
 
-Values are blobs that are not decoded here, except parts of an answer that must be joined as JSON.
+Values are blobs. They are not decoded here, except if several must be joined into one JSON answer.
 """
 
 from asyncio import AbstractEventLoop
@@ -42,26 +42,29 @@ if TYPE_CHECKING:
 
 JSON: Form = "json"
 EVENTS: Form = "events"
-"""Forms for people and their programs; events: server-sent, if the answer comes in pieces."""
+"""Forms for clients. EVENTS stands for server-sent events if the answer comes in pieces."""
 WHOLE: Form = "whole"
-"""JSON that never comes in pieces: it is part of a larger answer."""
+"""JSON that never comes in pieces, because it is part of a larger answer."""
 BLOB: Form = "blob"
 VALUE: Form = "value"
 PIECES: Form = "pieces"
-"""Forms for handles: a value as it is; VALUE: without shared memory; PIECES: a value per piece."""
+"""Forms for handles. BLOB is a value as it is, VALUE is a value without shared memory, and PIECES has a value per
+piece."""
 IN_PIECES = frozenset({JSON, EVENTS, PIECES})
 """Forms in which the values of a generator are passed on one by one."""
 ACCEPTED: dict[bytes, Form] = {BLOB_NAME.encode(): VALUE, f"{BLOB_NAME}; pieces".encode(): PIECES}
-"""The type that a handle accepts -> the form."""
+"""The form for each content type that a handle accepts."""
 
 
 class ResponseSink(Protocol):
-    """Gets exactly one of: an answer; a beginning, pieces and an end; a failure, before or after a beginning."""
+    """Receives exactly one of these: a whole answer; a beginning, pieces and an end; or a failure, before or after a
+    beginning."""
 
     form: Form
 
     def wait_for(self, handler: RequestHandler) -> None:
-        """Set the handler that makes the answer; it is notified if the client disconnects or reads slowly."""
+        """Set the handler that makes the answer. The sink notifies the handler if the client disconnects or reads
+        slowly."""
 
     def answer(self, content_type: bytes, body: bytes) -> None: ...
 
@@ -122,7 +125,7 @@ class HttpSink:
         elif self.form == PIECES and failure.is_between_pieces:
             stream.end(failed_piece(failure.status, body))
         else:
-            self._client.abort()  # only the end of the connection can show the failure
+            self._client.abort()  # only a broken connection can show the failure
 
     def _error(self, words: str, failure: StepFailure, step: str, node: str) -> bytes:
         details: dict[str, Any] = {"message": words, "type": error_kind(failure.status), "param": None}
@@ -131,7 +134,7 @@ class HttpSink:
 
     def _details(self, failure: StepFailure, step: str, node: str) -> dict[str, Any]:
         details: dict[str, Any] = {"node": node, "step": step} if node else {}
-        if self.form in (BLOB, VALUE, PIECES):  # for a handle, which raises it in the caller
+        if self.form in (BLOB, VALUE, PIECES):  # for a handle, which raises the exception in the caller
             return details | dict(failure.raised)
         return details | ({"traceback": failure.traceback} if self._wants_traceback and failure.traceback else {})
 
@@ -140,11 +143,11 @@ ARGUMENTS_TYPE = ARGUMENTS.encode()
 
 
 def inputs_of(application: PreparedApplication, http: HttpRequest) -> list[bytes]:
-    """The parts of the input that are used, each as a blob. Raises `BadRequest` or `BadInput`."""
+    """The used parts of the input, each as a blob. Raises `BadRequest` or `BadInput`."""
     value = arguments_of(http.body) if has_arguments(http) else _json(http.body)
     try:
         return [encode_plain(part_of(value, part.path)) for part in application.flow.inputs]
-    except Unsendable as error:  # JSON has integers of any size
+    except Unsendable as error:  # integers in JSON can have any size
         raise BadRequest(f"the input cannot be sent to a node: {shown(str(error))}") from None
 
 
@@ -156,7 +159,7 @@ def _json(body: bytes | memoryview) -> Any:
 
 
 def has_arguments(http: HttpRequest) -> bool:
-    """Whether the body is that of a handle's call."""
+    """Whether the body contains the arguments of a call through a handle."""
     return http.headers.get(b"content-type") == ARGUMENTS_TYPE
 
 
@@ -189,7 +192,7 @@ class Results:
         self._results[index] = blob
 
     def form_of(self, index: int) -> Form:
-        """The form of a step's result: that of the answer, if its result is the answer."""
+        """The form of a step's result. If the result is the answer, this is the form of the answer."""
         if index == self._flow.streams:
             return self._form
         feeds = self._flow.steps[index].feeds
@@ -215,7 +218,7 @@ class Results:
                 yield from _file_of(result)
 
     def answer_files(self) -> Iterator[str]:
-        """Files that the receiver of the answer has yet to read."""
+        """Files that the receiver of the answer still has to read."""
         index = self._flow.streams
         if index is not None and self._form == BLOB and (result := self._results[index]) is not None:
             yield from _file_of(result)
@@ -223,7 +226,8 @@ class Results:
     # The answer
 
     def answer(self, head: ResponseHead | None) -> tuple[bytes, bytes]:
-        """Content type and body; `head`: that of the response of the last step, if any. Raises `UnreadableBlob`."""
+        """Content type and body of the answer. `head` is the head of the last step's response, if there is one. Raises
+        `UnreadableBlob`."""
         flow, is_value = self._flow, self._form in (BLOB, VALUE)
         if flow.streams is not None:
             kind = BLOB_TYPE if is_value else JSON_TYPE if head is None else head.content_type or JSON_TYPE
@@ -241,7 +245,7 @@ class Results:
         return JSON_TYPE, msgspec.json.encode(filled(flow.output, self._as_json))
 
     def _as_json(self, part: Any) -> Any:
-        """A part, as JSON, of an answer that is made from several results."""
+        """One part, as JSON, of an answer that consists of several results."""
         is_json = isinstance(part, StepResult) and self.form_of(part.index) == WHOLE
         if isinstance(part, StepResult) and part.path:
             blob = self._blob(part)
@@ -256,10 +260,11 @@ def _file_of(blob: bytes) -> Iterator[str]:
 
 
 MAX_AGE_S = 900.0
-"""Older files are removed: their request has ended, and the gateway never saw the file."""
+"""Maximum age of files, in seconds. The request of an older file has ended, and no gateway has learned of the file, so
+the file is removed."""
 SWEEP_S = 60.0
 READ_S = 30.0
-"""How long an answer is kept for a caller whose request is unknown."""
+"""How long an answer is kept for its caller, in seconds, if the caller's request is unknown."""
 
 
 class SharedFiles:
@@ -270,7 +275,7 @@ class SharedFiles:
         self._tasks = tasks
         self._memory: SharedMemory | None = None
         self._borrowed: dict[PipelineRequest, list[str]] = {}
-        """Answers of calls through handles, until the request that made the calls ends."""
+        """The files with answers to calls through handles. They are kept until the request that made the calls ends."""
 
     def use(self, memory: SharedMemory) -> None:
         if self._memory is None:

@@ -1,5 +1,5 @@
-"""One step of a pipeline in flight: waiting in the lane of its node, sent to a replica or a model, retried if that is
-allowed, and ended once."""
+"""One step of a pipeline in flight: it waits in the lane of its node, is sent to a replica or a model, is retried if
+that is allowed, and ends once."""
 
 import time
 from collections.abc import Mapping
@@ -43,9 +43,9 @@ from pointsman.types import RequestMetadata
 from pointsman.wire import BlobAt, Form, UnreadableBlob, decode_plain, encode_plain, failure_after_pieces, read_template
 
 NOT_BEGUN = frozenset({429, 503})
-"""Statuses of a replica or a model that has not begun the call, so another may get it."""
+"""Statuses from a replica or a model that has not begun the call. The call may then go to another instance."""
 MAX_RESULT_BYTES = 256 * 1024 * 1024
-"""Maximum size of a result that comes in pieces and is needed as a whole."""
+"""Maximum size in bytes of a result that arrives in pieces but is needed as a whole."""
 
 
 class StepFailure(msgspec.Struct, frozen=True):
@@ -57,29 +57,29 @@ class StepFailure(msgspec.Struct, frozen=True):
     code: str
     traceback: str = ""
     raised: Mapping[str, str] = {}
-    """What the code raised, for handles: type, message and, if it can be sent, the exception itself."""
+    """The exception that the code raised, for handles: type, message and, if it can be sent, the exception itself."""
     body: bytes = b""
-    """The response of the replica, if it is passed on unchanged."""
+    """The replica's response, if it is passed on unchanged."""
     retry_after_s: int | None = None
-    """None if trying again is of no use."""
+    """Retry-After; None if trying again is of no use."""
     is_between_pieces: bool = False
-    """The code raised it after complete pieces of the answer: nothing was cut off."""
+    """Whether the code raised the exception after complete pieces of the answer, so that no piece was cut off."""
 
     def of_node(self, node: str) -> Reason:
-        """The reason, with the node that failed."""
+        """The reason, including the node that failed."""
         return Reason("node-failed", {"node": node, "why": self.why}) if node else self.why
 
 
 class StepListener(Protocol):
-    """Gets the results of steps."""
+    """Receives the results of steps."""
 
     def step_sent(self, index: int, instance_id: str) -> None: ...
 
     def step_answered(self, index: int, head: ResponseHead, body: bytes) -> None:
-        """The whole result."""
+        """Receive the whole result."""
 
     def step_began(self, index: int, head: ResponseHead) -> None:
-        """The result comes in pieces from here on; only if the call asked for them."""
+        """From here on, the result comes in pieces. This happens only if the call asked for pieces."""
 
     def step_piece(self, index: int, payload: bytes) -> None: ...
 
@@ -95,21 +95,22 @@ class StepCall(InFlight, eq=False):
     _index: int
     _target: bytes
     _lines: bytes
-    """Header lines, each with its end."""
+    """Header lines, each with its line end."""
     _body: bytes
     idempotent: bool
-    """Whether it may be sent again although a replica may have begun it."""
+    """Whether the call may be sent again even if a replica may have begun it."""
     in_pieces: bool
-    """Whether pieces are passed on as they come; if not, the result is passed on as a whole."""
+    """Whether pieces are passed on as they arrive. If not, the result is passed on as a whole."""
     is_model: bool = False
-    """Whether it calls a model, not a replica."""
+    """Whether the step calls a model, not a replica."""
     _sent_body: bytes = b""
     """The body as the instance gets it."""
     _sent: bool = False
-    """Whether a replica may have begun it."""
+    """Whether a replica may have begun the call."""
     _pieces: list[bytes] | None = None
     _events: EventStream | None = None
-    """Reads a stream of events: all are passed on as they come, and only those with data extend the deadline."""
+    """Reads a stream of events. All events are passed on as they arrive, but only events with data extend the
+    deadline."""
 
     def begin(self, now: float) -> None:
         """Hand the call to the dispatcher of its lane."""
@@ -199,7 +200,8 @@ class StepCall(InFlight, eq=False):
             self._failed(Reason("result-too-large", {"limit_bytes": MAX_RESULT_BYTES}), retry=False)
 
     def _renew(self, payload: bytes, now: float) -> None:
-        """Extend the deadline if this is progress: a value of a generator, an event with data, or enough bytes."""
+        """Extend the deadline if the payload is progress: a value from a generator, an event with data, or enough
+        bytes."""
         events, head = self._events, self._head
         if events is not None:
             events.feed(payload)
@@ -258,11 +260,11 @@ class _Raised(msgspec.Struct):
     traceback: str = ""
     pickled: str = ""
     node: str = ""
-    """The node that failed, if the error came from a call that this code made."""
+    """The node that failed, if the error comes from a call that the user's code made."""
 
 
 def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailure:
-    """The failure for a response of a replica or a model."""
+    """The failure that an error response from a replica or a model means."""
     if status == 422:
         return StepFailure(422, Reason("input-not-valid"), "bad_input", body=body)
     if status == 504:
@@ -282,7 +284,7 @@ def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailu
         told = {"type": raised.type, "message": raised.message, "traceback": raised.traceback}
         if raised.node:
             told["node"] = raised.node
-        if raised.pickled and not is_model:  # restoring it runs code: a model server is not trusted with that
+        if raised.pickled and not is_model:  # unpickling runs code, and a model server is not trusted with that
             told["pickled"] = raised.pickled
         why = Reason("code-raised", {"type": raised.type, "message": raised.message})
         return StepFailure(500, why, "node_failed", raised.traceback, told)
@@ -295,11 +297,11 @@ def failure_of(status: int, body: bytes, *, is_model: bool = False) -> StepFailu
     )
 
 
-# Calls of models: requests of the OpenAI API made from the arguments of a step
+# Calls of models: the arguments of a step become a request of the OpenAI API
 
 
 class NotPlain(PointsmanError):
-    """A value that cannot be sent to a model, or a response of a model that cannot be read."""
+    """Raised if a value cannot be sent to a model, or if a model's response cannot be read."""
 
 
 _TARGETS = {
@@ -307,7 +309,7 @@ _TARGETS = {
     "complete": (b"/v1/completions", "prompt"),
     "embed": (b"/v1/embeddings", "input"),
 }
-"""Method of the node -> the path, and the body's field for the first argument."""
+"""For each method of the node, the path, and the body's field for the first argument."""
 
 
 class ModelCall:
@@ -315,7 +317,7 @@ class ModelCall:
         """Raises `NotPlain`."""
         self._method = step.step.method
         self.charge: Charge | None = None
-        """Its charge against the limits of its tenant."""
+        """The call's charge against the limits of its tenant."""
         self.events = EventStream()
         self.target, first = _TARGETS[self._method]
 
@@ -345,7 +347,7 @@ class ModelCall:
         self.body = msgspec.json.encode({"model": step.deployment, **fields})
 
     def reserve(self, request: RequestMetadata, admission: Admission, plan: DeploymentPlan, now: float) -> None:
-        """Reserve what the call may use of its tenant's limits. Raises `NotAdmitted`."""
+        """Reserve the part of the tenant's limits that the call may use. Raises `NotAdmitted`."""
         tenant = admission.keys.tenant_named(request.user_id)
         if tenant is None:
             return
@@ -363,7 +365,7 @@ class ModelCall:
         return encode_plain(value) if form in ("blob", "value") else msgspec.json.encode(value)
 
     def usage(self, body: bytes) -> Usage | None:
-        """The usage that the model reported; `body`: the response, if it came as a whole."""
+        """The usage that the model reported. `body` is the response, if it came as a whole."""
         if self.events.events:
             return usage_of_stream(self.events)
         try:
@@ -373,15 +375,15 @@ class ModelCall:
 
     @property
     def output_events(self) -> int:
-        """Approximate tokens of a stream, if the model does not report them."""
+        """Approximate number of tokens in a stream, for models that do not report it."""
         return max(self.events.events - 2, 0)
 
     def for_client(self, events: bytes) -> bytes:
-        """Events without usage that the client did not ask for."""
+        """These events, without usage that the client did not ask for."""
         return without_usage(events) if self.hides_usage and events else events
 
     def texts(self, events: bytes) -> bytes:
-        """Events as pieces for a handle: the text of each, as a blob with its length before it."""
+        """Events as pieces for a handle: the text of each event, as a blob after its length."""
         found = b""
         for data in data_in(events):
             choices = msgspec.json.decode(data).get("choices") or [{}]
