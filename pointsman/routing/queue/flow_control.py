@@ -57,8 +57,8 @@ class FlowControl:
         no_endpoint_request_ttl_s: float | None = None,
         first_wait_s: float | None = None,
     ) -> None:
-        """`single_band`: all priorities share band 0, for strategies that order everything themselves. While there is no
-        instance, the time to live is `first_wait_s` (the `wait` of a deployment's scaling), else
+        """`single_band`: all priorities share band 0, for strategies that order everything themselves. While there is
+        no instance, the time to live is `first_wait_s` (the `wait` of a deployment's scaling), else
         `no_endpoint_request_ttl_s`, else `default_request_ttl_s`. 0 or less means no limit."""
         check_bounds(max_requests, max_bytes)
         given = (first_wait_s, no_endpoint_request_ttl_s, default_request_ttl_s)
@@ -157,7 +157,7 @@ class FlowControl:
         self._deadlines.changed_at = before._deadlines.changed_at
 
     def adopt(self, item: Queued) -> None:
-        """Take over a request that waits in another queue or was served from it. The time that it has waited still counts.
+        """Take over a request that waits in another queue or was served from it. The time that it has waited counts.
 
         There is always room for the request, because it was let in before. Take over served requests before waiting
         requests: served ones count for the turns, but have no place in the order unless they are put back.

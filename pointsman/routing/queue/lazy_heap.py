@@ -13,9 +13,9 @@ SLACK = 16
 class LazyHeap(Generic[M]):
     """Members by key, smallest first. Equal keys are ordered by `tie`, which is different for each member.
 
-    An outdated entry stays where it is, and counts as dead. Dead entries are never first. They are removed once they are
-    more than half of all entries. So every operation takes O(log n) comparisons on average, and memory is proportional
-    to the number of members.
+    An outdated entry stays where it is, and counts as dead. Dead entries are never first. They are removed once they
+    are more than half of all entries. So every operation takes O(log n) comparisons on average, and memory is
+    proportional to the number of members.
     """
 
     __slots__ = ("_entries", "_live")

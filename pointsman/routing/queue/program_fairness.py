@@ -14,7 +14,7 @@ class FlowNamer(Protocol):
     """Names the flows of requests. Flows take turns, however many requests each of them has."""
 
     def name_flow(self, request: RequestMetadata) -> str:
-        """The name of a request's flow. It has at most 600 characters: it is kept while requests of the flow wait or run."""
+        """The name of a request's flow, of at most 600 characters. Names are kept while their requests wait or run."""
         ...
 
 

@@ -35,9 +35,9 @@ class SaturationDetector(Protocol):
 class UtilizationDetector:
     """Saturation by what engines report: their waiting queues and KV caches. Stale measurements count as full.
 
-    Several requests may leave the queue between two measurements. So requests that were sent to an endpoint since it was
-    last measured count as waiting there; otherwise one free slot would be used many times over. As a filter it rejects
-    endpoints above a threshold or with stale measurements, unless that would reject all of them.
+    Several requests may leave the queue between two measurements. So requests that were sent to an endpoint since it
+    was last measured count as waiting there; otherwise one free slot would be used many times over. As a filter it
+    rejects endpoints above a threshold or with stale measurements, unless that would reject all of them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class UtilizationDetector:
         self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
 
     def allow_age(self, oldest_s: float) -> None:
-        """Treat measurements up to this age as current, whatever the parameter says, because there are no newer ones."""
+        """Treat measurements up to this age as current, whatever the parameter says: there are no newer ones."""
         self.oldest_s = max(self.oldest_s, oldest_s)
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
@@ -101,7 +101,7 @@ class UtilizationDetector:
 
 
 def _current_at(endpoints: Endpoints) -> Column:
-    """The times since which measurements count as current; those of idle engines are current until the next is due."""
+    """When the age of measurements begins to count: when they were made, but for idle engines when the next is due."""
     return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 

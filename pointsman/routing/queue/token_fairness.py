@@ -12,15 +12,15 @@ class VirtualTokenCounterFairnessPolicy:
     """The flow that was served the fewest tokens is next, counted as input_weight * input + output_weight * output.
 
     A request is charged when it is taken, for its expected output: `default_output_tokens`, or `max_tokens` if that is
-    less. When it ends, the charge is corrected to its actual output. The counter of a flow that starts to wait is raised
-    to the lowest counter among the waiting flows, so that idle flows do not save up turns. If no flow waits, it is
-    raised to the counter of the flow that waited last.
+    less. When it ends, the charge is corrected to its actual output. The counter of a flow that starts to wait is
+    raised to the lowest counter among the waiting flows, so that idle flows do not save up turns. If no flow waits, it
+    is raised to the counter of the flow that waited last.
 
-    The bound: let U be the largest charge for one request. The counters of two waiting flows differ by at most U, because
-    only the lowest counter is charged, and no counter starts below it. So over any period in which two flows always had
-    waiting requests, their charges differ by at most 2U, and by at most U if their counters were equal at the start.
-    Corrections only add what was in flight when the flow was last chosen. If n requests of a flow are in flight, and each
-    uses at most E more or less than expected, U becomes U + n*E for the one flow + n*E for the other.
+    The bound: let U be the largest charge for one request. The counters of two waiting flows differ by at most U,
+    because only the lowest counter is charged, and no counter starts below it. So over any period in which two flows
+    always had waiting requests, their charges differ by at most 2U, and by at most U if their counters began equal.
+    Corrections only add what was in flight when the flow was last chosen. If n requests of a flow are in flight,
+    and each uses at most E more or less than expected, U becomes U + n*E for the one flow + n*E for the other.
     """
 
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, default_output_tokens: int = 256) -> None:

@@ -1,4 +1,4 @@
-"""Scorers for the load of endpoints, as engines report it and as counted here."""
+"""Scorers for the load of endpoints, as reported by engines or as counted here."""
 
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, LOAD, RUNNING, WAITING
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle

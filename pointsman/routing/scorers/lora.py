@@ -6,7 +6,7 @@ from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import column_of, placed
 
 MAX_MODELS = 256
-"""Models whose scores are cached at once: clients may send any number of names."""
+"""Maximum number of models whose scores are cached, because clients may send any number of names."""
 
 
 class LoraAffinityScorer:
