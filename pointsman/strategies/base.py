@@ -122,7 +122,7 @@ class Strategy(SchedulingPolicy):
 
     @classmethod
     def order_changes(cls) -> bool:
-        """Whether the order depends on time. Then one class defines both methods, so that their keys can be compared."""
+        """Whether the order depends on time. Then one class defines both methods, so that their keys compare."""
         own, at = (next(one for one in cls.__mro__ if name in vars(one)) for name in ("order", "order_at"))
         return own is at and cls is not Strategy
 

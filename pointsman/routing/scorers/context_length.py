@@ -14,8 +14,9 @@ class ContextLengthAware:
     """Prefers, and with `enable_filtering` demands, endpoints whose label has a range that the prompt falls in.
 
     The label is `min-max`, in tokens, both included. Narrow ranges score higher than wide ones. In the same range,
-    short prompts score higher than long ones. An endpoint without the label scores 0.5 and passes; an endpoint whose
-    label cannot be read scores 0 and is rejected. If the prompt's tokens are not counted, they are estimated from its bytes.
+    short prompts score higher than long ones. An endpoint without the label scores 0.5 and passes. An endpoint whose
+    label cannot be read scores 0 and is rejected. If the prompt's tokens are not counted, they are estimated from its
+    bytes.
     """
 
     def __init__(self, label: str = "llm-d.ai/context-length-range", enable_filtering: bool = False) -> None:
