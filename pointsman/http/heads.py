@@ -1,7 +1,7 @@
 """Heads of requests: common ones are read by a fast parser, all others by llhttp.
 
-Enters: bytes of clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
-not read here: the framing alone decides what follows a head, and both parsers must read it in the same way.
+Enters: bytes from clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
+not read here: the framing alone decides what follows a head, and both parsers must read the framing in the same way.
 """
 
 import re

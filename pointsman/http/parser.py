@@ -1,6 +1,6 @@
 """Requests read from the bytes of a connection, one at a time.
 
-Enters: bytes of clients, who are not trusted. Leaves: whole requests, one at a time, or one refusal. The one rule:
+Enters: bytes from clients, who are not trusted. Leaves: whole requests, one at a time, or one refusal. The one rule:
 bytes that two servers could read in two ways are refused, and nothing after them is read.
 
 A request is not read before the request ahead of it is answered (`read_on`). One call does a bounded amount of work:

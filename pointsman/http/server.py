@@ -1,8 +1,8 @@
 """The server side of HTTP/1.1: connections, and answers whole or in pieces. One request is answered at a time.
 
-Enters: bytes of clients; answers. Leaves: requests, to the server that the connection belongs to; bytes. The one rule:
-a connection reads one request per turn of the loop, and only after the request ahead of it is answered. Every request
-is answered once.
+Enters: bytes from clients; answers. Leaves: requests, to the server that the connection belongs to; bytes. The one
+rule: a connection reads one request per turn of the loop, and only after the request ahead of it is answered. Every
+request is answered once.
 """
 
 import asyncio
@@ -321,7 +321,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     # The end
 
     def turn_away(self, status: int, message: str, lines: bytes = b"") -> None:
-        """Answer, and close the connection. The request is not read to its end, or there is no request at all."""
+        """Answer and close the connection, although a request was not read to its end, or there is none at all."""
         body = self.owner.refusal(status, message)
         head = (status, REASONS.get(status, b"Unknown"), JSON, len(body), lines + CLOSE, body)
         self.write(b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % head)

@@ -1,6 +1,6 @@
-"""Watchers of a dispatcher: its shadow, and a canary, which is a candidate that decides about a share of requests.
+"""Watchers of a dispatcher: its shadow, and a canary, which is a candidate that decides for a share of the requests.
 
-Enters: requests to decide about, and the records of ended requests. Leaves: choices, and the counts of both shares. The
+Enters: requests to decide on, and the records of ended requests. Leaves: choices, and the counts of both shares. The
 one rule: where the candidate has no answer, the policy in force decides at once.
 """
 
@@ -124,7 +124,7 @@ class CanaryCounts(msgspec.Struct):
 
 
 class Canary:
-    """A candidate that decides about a share of the requests."""
+    """A candidate that decides for a share of the requests."""
 
     def __init__(self, run: str, candidate: CandidatePolicy, share: float) -> None:
         self.candidate = candidate
@@ -225,7 +225,7 @@ class WatchedRoute:
 
 
 class WatchedPolicy:
-    """A `BatchPolicy`: the policy in force, except that the canary decides about its share, one request at a time."""
+    """A `BatchPolicy`: the policy in force, except that the canary decides for its share, one request at a time."""
 
     now: float | None = None
     seed: int = 0

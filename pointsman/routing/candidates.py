@@ -1,6 +1,6 @@
 """A candidate: a policy that is not in force, with plugins of its own. All calls to a candidate are guarded.
 
-Enters: a decision that was made, or a request to decide about. Leaves: the candidate's choice, or why there is none.
+Enters: a decision that was made, or a request to decide on. Leaves: the candidate's choice, or why there is none.
 The one rule: no exception and no delay of a candidate leaves this file; it is suspended like users' code.
 """
 

@@ -61,7 +61,7 @@ class PluginHooks:
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
-        """The reason of the first admitter that denies the request; None if none does."""
+        """The reason from the first admitter that denies the request; None if no admitter denies it."""
         for producer in self._producers:
             self.ask(producer, producer.produce, cycle, endpoints)
         shedding = () if self.shedding is None or cycle.request.priority >= 0 else (self.shedding,)

@@ -1,4 +1,4 @@
-"""Shadow policies: candidates that decide about live requests without acting, and how they compare.
+"""Shadow policies: candidates that decide on live requests without acting, and how they compare.
 
 Enters: each decision of the policy in force, with the numbers that it was made from. Leaves: per candidate, how often
 it agrees, what its choices are expected to lead to, and where it differs most. The one rule: a candidate costs at most
@@ -350,7 +350,7 @@ class Shadow:
     # Called later
 
     def work(self) -> None:
-        """Let candidates decide about one request, and learn from requests whose first token has come since."""
+        """Let candidates decide on one request, and learn from requests whose first token has come since."""
         self._is_due = False
         began, asked_s = self.timer(), 0.0
         self._learn(AT_ONCE)

@@ -131,7 +131,7 @@ class Strategy(SchedulingPolicy):
         """How to choose an instance for this request, given the current state of the endpoints."""
 
     def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> "Strategy":
-        """The strategy that decides about these requests; by default this one."""
+        """The strategy that decides on these requests; by default this one."""
         return self
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
