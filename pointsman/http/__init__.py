@@ -5,7 +5,7 @@ pipelines.
 
     parser      requests read from bytes
     responses   heads, chunks and server-sent events of responses read from bytes
-    server      connections of clients, and answers to them
+    server      connections from clients, and answers to them
     pool        connections to servers, and writes collected per turn of the event loop
     client      requests whose responses are awaited
 """

@@ -1,4 +1,4 @@
-"""Memory of requests: bodies as they arrive, the limit for all bodies together, and returning memory to the system."""
+"""Memory for requests: bodies as they arrive, one limit for all bodies together, and the return of free memory."""
 
 import ctypes
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -9,13 +9,13 @@ from pointsman.http.responses import TURN_BYTES
 READ_BYTES = 96 * 1024
 """Bytes that are read from a connection at a time. The rest of a longer body is read into its own buffer."""
 TINY_BYTES = 512
-"""Shorter parts of a body are joined as they arrive: a list of them would take many times their size."""
+"""Shorter parts of a body are joined as they arrive: a list of short parts would take many times their size."""
 LARGE_BYTES = 1024 * 1024
-"""Larger bodies are copied into their own pages as they arrive: joining them at the end would block the loop."""
+"""Larger bodies are copied into their own pages as they arrive: joining the parts at the end would block the loop."""
 SHARE_FOR_BUFFER = 16
-"""A body of known length gets its buffer once 1/16 of it has arrived: clients may announce any length."""
+"""A body of known length gets its buffer only once 1/16 of it has arrived, because clients may announce any length."""
 TRIMMED_BYTES = 64 * 1024 * 1024
-"""Memory is returned once the server holds this much less than before."""
+"""Memory is returned to the system once the server holds this much less than it did before."""
 KEPT_BYTES = 16 * 1024 * 1024
 """Free memory that the allocator keeps for the next requests."""
 
@@ -26,7 +26,7 @@ class PartialBody:
     __slots__ = ("_buffer", "_is_exact", "_parts", "_room", "size")
 
     def __init__(self, room: int, *, is_exact: bool = False) -> None:
-        """`room`: its length if `is_exact`, else a bound that it is unlikely to exceed."""
+        """`room`: the length of the body if `is_exact`, else a bound that the body is unlikely to exceed."""
         self._room = room
         self._is_exact = is_exact
         self.size = 0
@@ -66,7 +66,7 @@ class PartialBody:
         return 0 if isinstance(self._buffer, bytearray) else size
 
     def space(self) -> memoryview | None:
-        """Where to read the next bytes to; None if it has no buffer of its length."""
+        """The memory to read the next bytes into; None if the body does not have a buffer of its full length."""
         if self._buffer is None or not self._is_exact:
             return None
         return memoryview(self._buffer)[self.size : self.size + TURN_BYTES]
@@ -86,8 +86,8 @@ NO_BODY = PartialBody(0)
 
 
 def placed(body: Bytes) -> tuple[bytes | bytearray, int]:
-    """The object that a body is part of, and its offset there: `whole` returns the beginning of the buffer, and a view
-    of received bytes is the end of them."""
+    """The object that a body is part of, and the offset of the body in it. A body from `whole` is the beginning of its
+    buffer; a view of received bytes is the end of those bytes."""
     if isinstance(body, bytes):
         return body, 0
     owner = body.obj
@@ -107,14 +107,14 @@ class BufferBudget:
         self.scratch = memoryview(bytearray(READ_BYTES))
         """The buffer that connections read into, one at a time, unless they read into the buffer of a body."""
         self._most = 0
-        """Maximum held since memory was last returned."""
+        """Maximum number of bytes held since memory was last returned."""
 
     @property
     def is_exceeded(self) -> bool:
         return self.held > self.limit
 
     def trim(self) -> None:
-        """Return memory of large requests to the system from time to time: otherwise the allocator keeps it."""
+        """Return memory of large requests to the system from time to time; otherwise the allocator would keep it."""
         self._most = max(self._most, self.held)
         if self._most - self.held > TRIMMED_BYTES:
             self._most = self.held
@@ -126,7 +126,8 @@ class BufferBudget:
 def keep_freed_memory() -> None:
     """Let the allocator of this process keep the buffers of requests for the next ones, if the C library can.
 
-    By default it returns each large buffer to the system, and every request gets new pages, one page fault at a time.
+    By default the allocator returns each large buffer to the system. Then every request gets new pages, each with a
+    page fault.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -14,7 +14,7 @@ from pointsman.http.responses import ResponseHead
 MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 """Maximum size of a response that is fetched as a whole."""
 KEPT_S = 30.0
-"""How long a connection is kept between exchanges: a middlebox may drop it silently."""
+"""How long an idle connection is kept. After a longer time, a middlebox may have dropped it silently."""
 AHEAD_BYTES = 1024 * 1024
 """Bytes of a streamed response that may wait to be read."""
 
@@ -24,9 +24,9 @@ class NoResponse(PointsmanError):
 
     def __init__(self, why: str, *, began: bool = False, error: OSError | None = None, local: str = "") -> None:
         self.began = began
-        """Part of a response has arrived."""
+        """Whether part of a response has arrived."""
         self.error = error
-        """Why there is no connection; None if there was one."""
+        """Why no connection could be opened; None if there was a connection."""
         self.local = local
         """What is wrong on this side; empty if the server may be at fault."""
         super().__init__(why)
@@ -147,7 +147,7 @@ class Exchange:
         self._pool = pool
         self._request = (head, body)
         self._done: Callable[[Reply], None] | None = done
-        """None once it was called or cancelled."""
+        """The callback; None once it was called, or the exchange was cancelled."""
         self._status = 0
         self._pieces: list[bytes] = []
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._timed_out, timeout_s)
@@ -236,7 +236,8 @@ class HttpClient:
     async def stream(
         self, method: str, path: str, body: bytes = b"", headers: str = ""
     ) -> AsyncIterator[StreamedResponse]:
-        """The response as it comes; leaving this before its end closes the connection. Raises `NoResponse`."""
+        """The response as it comes. Leaving the block before the response has ended closes the connection. Raises
+        `NoResponse`."""
         pool = self._open()
         response = StreamedResponse(pool, _head(pool, method, path, body, headers), body)
         try:

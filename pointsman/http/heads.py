@@ -1,7 +1,7 @@
 """Heads of requests: common ones are read by a fast parser, all others by llhttp.
 
-Enters: bytes of clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
-not read here: the framing alone decides what follows a head, and both parsers must read it in the same way.
+Enters: bytes from clients, who are not trusted. Leaves: method, target and headers, or why they are refused. Bodies are
+not read here: the framing alone decides what follows a head, and both parsers must read the framing in the same way.
 """
 
 import re
@@ -87,10 +87,10 @@ class HeadReader:
         self.problem = ""
         self._llhttp = HttpRequestParser(self)
         self._tail = b""
-        """The last three bytes: the empty line may be split anywhere."""
+        """The last three bytes that were read: the empty line may be split between two reads at any point."""
         self._first_line = b""
         self._framing_error = ""
-        """Why llhttp rejects the framing; often there is a more precise reason."""
+        """Why llhttp rejects the framing. `problems` often finds a more precise reason."""
 
     def feed(self, data: bytes, start: int, stop: int) -> int:
         """Read up to the end of the head, or to `stop`. Returns where reading ended. Raises `HttpParserError`."""
@@ -118,7 +118,7 @@ class HeadReader:
         self._first_line = line + newline
 
     def problems(self, limits: RequestLimits) -> Iterator[tuple[int, str]]:
-        """Why a request that llhttp accepts cannot be served, as statuses and messages."""
+        """The reasons why a request that llhttp accepts cannot be served, as pairs of a status and a message."""
         request = self.request
         headers, version = request.headers, self._llhttp.get_http_version()
         if self.problem:
@@ -203,12 +203,12 @@ def problem_in_trailers(trailers: bytes) -> str:
     return f"{min(framing).decode()} among the trailers" if framing else ""
 
 
-# The fast parser. It takes a request only if every line of its head can be read in one way and says nothing beyond what
-# a POST of JSON needs; everything else, valid or not, is left to llhttp. Clients send the same lines again and again:
-# lines are cached.
+# The fast parser. It takes a request only if every line of the head can be read in one way only, and says nothing
+# beyond what a POST of JSON needs. Everything else, valid or not, is left to llhttp. Lines are cached, because clients
+# send the same lines again and again.
 
 LONG_BYTES = 256
-"""Longer lines are left to llhttp: they are not worth caching."""
+"""Longer lines are not worth caching, and are left to llhttp."""
 
 _REQUEST_LINE = re.compile(rb"POST (/[!$%&'()*+,./0-9:;=@A-Z_a-z~-]*) HTTP/1\.1")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ ]*([!-~](?:[ -~]*[!-~])?)")
@@ -219,8 +219,8 @@ _UNUSUAL = frozenset(b"transfer-encoding upgrade expect te trailer keep-alive pr
 
 
 class RepeatedHead:
-    """The head of the last request of a connection. Clients often repeat it with another length of the body; then only
-    the length is read again."""
+    """The head of the last request on a connection. Clients often repeat a head with only the length of the body
+    changed. Then only the length is read again."""
 
     __slots__ = ("_after", "_before", "_limits", "headers", "lines_for_engines", "path")
 
@@ -230,7 +230,7 @@ class RepeatedHead:
         self.headers = headers
         """Headers as last received; each request gets a copy."""
         self.lines_for_engines: bytes | None = None
-        """Header lines that are passed on, if nothing changes them; None if they were not needed yet."""
+        """The header lines to pass on if nothing changes them; None until they are first needed."""
         length = headers[b"content-length"]
         value = head.index(b":", head.lower().index(b"\r\ncontent-length:")) + 1
         value = head.index(length, value)
@@ -255,8 +255,8 @@ class RepeatedHead:
 
 
 def read_fast(data: bytes, at: int, limits: RequestLimits) -> tuple[HttpRequest, int, int] | None:
-    """The request that begins at `at`, without its body, and the body's start and length. None if the head is
-    incomplete, or one for llhttp."""
+    """The request that begins at `at`, without its body, and the start and length of the body. None if the head is
+    incomplete, or must be read by llhttp."""
     end = data.find(b"\r\n\r\n", at, at + limits.max_header_bytes)
     if end < 0:
         return None

@@ -1,10 +1,10 @@
 """Requests read from the bytes of a connection, one at a time.
 
-Enters: bytes of clients, who are not trusted. Leaves: whole requests, one at a time, or one refusal. The one rule:
+Enters: bytes from clients, who are not trusted. Leaves: whole requests, one at a time, or one refusal. The one rule:
 bytes that two servers could read in two ways are refused, and nothing after them is read.
 
-A request is not read before the one ahead of it is answered (`read_on`), and one call does a bounded amount of work:
-what is left is read in a later turn of the loop, so that no client keeps the others waiting.
+A request is not read before the request ahead of it is answered (`read_on`). One call does a bounded amount of work:
+the rest is read in a later turn of the loop, so that no client keeps the others waiting.
 """
 
 from typing import Protocol
@@ -44,13 +44,13 @@ class RequestReceiver(Protocol):
     """Gets what a parser has read."""
 
     def head_read(self, request: HttpRequest) -> None:
-        """The head of a request whose body is still to come. May close the parser."""
+        """The head of a request was read, and its body is still to come. May close the parser."""
 
     def body_grew(self, request: HttpRequest, size: int) -> None:
         """More of a body has arrived. May close the parser."""
 
     def request_read(self, request: HttpRequest) -> None:
-        """A whole request. The next one is read when `read_on` is called."""
+        """A whole request was read. The next one is read when `read_on` is called."""
 
     def request_incomplete(self) -> None:
         """Part of a request has arrived."""
@@ -62,7 +62,7 @@ class RequestReceiver(Protocol):
         """The client waits for `100 Continue` before it sends the body."""
 
     def read_later(self) -> None:
-        """Enough was read for now: call `read_on` in a later turn."""
+        """Enough was read for now: `read_on` must be called in a later turn."""
 
 
 class RequestParser:
@@ -77,19 +77,19 @@ class RequestParser:
         self._receiver = receiver
         self._owner = owner
         self.closed = False
-        """Nothing more is read."""
+        """Whether reading has ended for good."""
         self.in_body = False
         self.space: memoryview | None = None
-        """The buffer for the next bytes, if they belong to a body; None: feed them."""
+        """The buffer to read the next bytes into, if they belong to a body; None if the next bytes must be fed."""
         self._is_waiting = False
-        """Whether it waits for `read_on`, because a request was handed over, or enough was read for now."""
+        """Whether the parser waits for `read_on`, because a request was handed over, or enough was read for now."""
         self._data: bytes = b""
-        """Received bytes; those from `_at` on were not read yet."""
+        """Received bytes. The bytes from `_at` on have not been read."""
         self._at = 0
         self._head: HeadReader | None = None
         """Reads a head that the fast parser does not handle."""
         self._repeated: RepeatedHead | None = None
-        """The last head that the fast parser has read; None if there was none."""
+        """The last head that the fast parser has read; None if it has not read any."""
         self._reading = NO_REQUEST
         self._body = NO_BODY
         self._body_left = 0
@@ -107,7 +107,7 @@ class RequestParser:
 
     @property
     def unread(self) -> int:
-        """Number of bytes that were received and not read."""
+        """Number of bytes that were received but have not been read."""
         return len(self._data) - self._at
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class RequestParser:
             self._read()
 
     def rest(self) -> bool:
-        """Wait for the next request. Returns False, and does nothing, if part of it has arrived."""
+        """Wait for the next request. If part of that request has arrived, this does nothing and returns False."""
         if self._data or self.in_body or self._head is not None:
             return False
         self._is_waiting = False
@@ -169,7 +169,7 @@ class RequestParser:
     # Heads
 
     def _read_fast(self, data: bytes, at: int) -> tuple[HttpRequest, int, int] | None:
-        """The result of `read_fast`; a repeated head is not read again."""
+        """The result of `read_fast`. A head that repeats the last one is not read again."""
         limits, repeated = self._owner.limits, self._repeated
         if repeated is not None and (fast := repeated.read(data, at, limits)) is not None:
             return fast
@@ -222,7 +222,7 @@ class RequestParser:
         self.in_body, self._body_left = True, length
         room = min(self._owner.limits.max_body_bytes, RESERVED_BYTES) if is_chunked else length
         self._body = PartialBody(room, is_exact=not is_chunked)
-        if is_chunked or length > COPIED_BYTES:  # the answer must not depend on how the bytes are split
+        if is_chunked or length > COPIED_BYTES:  # the answer must not depend on how bytes are split
             self._receiver.head_read(self._reading)
 
     def _read_body(self) -> None:

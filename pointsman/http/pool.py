@@ -1,7 +1,7 @@
-"""Connections to servers, kept open between requests, with one request at a time on each.
+"""Connections to servers. They are kept open between requests, and each carries one request at a time.
 
-Enters: requests as bytes. Leaves: responses, to a listener as they arrive. The one rule: a listener gets exactly one of
-`answered`, `stream_ended` and `request_failed` last, unless it cancels first.
+Enters: requests as bytes. Leaves: responses, to a listener as they arrive. The one rule: the last call to a listener is
+exactly one of `answered`, `stream_ended` and `request_failed`, unless the listener cancels before.
 """
 
 import asyncio
@@ -33,8 +33,9 @@ from pointsman.http.responses import (
 REQUEST_HEAD = b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n"
 """Method, target, authority, header lines each with its end, and length of the body."""
 
-# A write wakes the process that reads. Collecting the writes of a turn of the event loop wakes it once, which saves a
-# third of the cost of a request. With few requests in flight nothing is gained, and bytes are written at once.
+# Each write wakes the process that reads. So the writes of one turn of the event loop are collected, and wake that
+# process once, which saves a third of the cost of a request. With few requests in flight that gains nothing, and bytes
+# are written at once.
 
 FEW = 2
 """If at most this many requests are in flight, writes are not collected."""
@@ -73,8 +74,8 @@ class Outbox:
 
 
 BUFFERED_BYTES = 4 * 1024 * 1024
-"""Responses up to this size that are not streams are read completely before they are passed on, so that the request can
-be retried."""
+"""A response up to this size that is not a stream is read completely before it is passed on, so that the request can be
+retried."""
 MAX_PATH_BYTES = 100
 """Maximum length of the path of a unix socket; systems allow 104 to 108."""
 BUSY_WAIT_S = 0.01
@@ -102,7 +103,7 @@ class UnixSocket(NamedTuple):
 
 Target: TypeAlias = TcpTarget | UnixSocket
 
-# Failures of this process or machine. They are not evidence about the server, which was not reached.
+# Failures of this process or machine. They say nothing about the server, because it was not reached.
 
 SHORTAGES: Mapping[int, str] = {
     errno.EMFILE: "files",
@@ -122,7 +123,7 @@ UNCONNECTED: Mapping[int, str] = {
 }
 """What this side lacks, for an attempt to connect."""
 UNRESOLVED = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY, socket.EAI_SYSTEM})
-"""Errors of name lookup without an answer of a name server. "No such name" is an answer."""
+"""Errors in a name lookup to which no name server has answered. "No such name" is an answer."""
 
 
 def local_cause(error: BaseException | None, causes: Mapping[int, str] = UNCONNECTED) -> str:
@@ -135,8 +136,8 @@ def local_cause(error: BaseException | None, causes: Mapping[int, str] = UNCONNE
         cause = causes.get(error.errno or 0, "")
     if cause or isinstance(error, ConnectionError | TimeoutError):
         return cause
-    # Names, trusted certificates and libraries are read from files; errors in reading them are hidden or look like
-    # others.
+    # Names, trusted certificates and libraries are read from files. Errors in reading these files are hidden, or look
+    # like other errors.
     return "" if descriptors_left() else "files"
 
 
@@ -169,8 +170,8 @@ class ResponseListener(Protocol):
         """`trailers`: lines after the last chunk, each with its end."""
 
     def request_failed(self, why: str, *, stale: bool = False, error: OSError | None = None, local: str = "") -> None:
-        """There is no response, or no more of it. `stale`: the server had closed the connection before it was used.
-        `error`: why there is no connection, if there is none. `local`: see `local_cause`."""
+        """There is no response, or the rest of it is missing. `stale`: the server had closed the connection before the
+        request was sent. `error`: why no connection could be opened, if that failed. `local`: see `local_cause`."""
 
     def connected(self, connection: "ClientConnection") -> None:
         """A connection was opened for the request."""
@@ -192,15 +193,15 @@ class ClientConnection(asyncio.Protocol):
         self.listener: ResponseListener | None = None
         self.reused = False
         self.has_response = False
-        """A byte of the response has arrived."""
+        """Whether a byte of the response has arrived."""
         self.idle_since = 0.0
         self._buffer = b""
         self._head: ResponseHead | None = None
         self._chunks: ChunkReader | None = None
         self._left: int | None = None
-        """Bytes of the body to come; None if it ends with its chunks, or with the connection."""
+        """Bytes of the body that are still to come; None if the body ends with its chunks, or with the connection."""
         self._pieces: list[bytes] | None = None
-        """Pieces of a response that is read completely; None if they are passed on as they arrive."""
+        """Pieces of a response that is read completely; None if pieces are passed on as they arrive."""
         self._held = 0
         """Total bytes of these pieces."""
 
@@ -227,7 +228,7 @@ class ClientConnection(asyncio.Protocol):
         self.pace = ReadPace(self.transport, self.pool.loop, self.data_received)
 
     def data_received(self, data: bytes) -> None:
-        if self.listener is None:  # a response without a request: the connection is no longer usable
+        if self.listener is None:  # a response to no request: the connection is no longer usable
             self.transport.abort()
             return
         self.has_response = self.pool.is_heard = True
@@ -367,7 +368,7 @@ class ConnectionPool:
     ) -> None:
         self.target = target
         self.lines = b""
-        """Header lines that all requests to this server have, each with its end."""
+        """Header lines of every request to this server, each with its line end."""
         self.last_head = RepeatedResponseHead()
         self.outbox = outbox
         self.is_heard = False
@@ -392,8 +393,8 @@ class ConnectionPool:
     def send(
         self, listener: ResponseListener, head: bytes, body: Bytes, *, fresh: bool = False
     ) -> ClientConnection | Task[None]:
-        """Send a request on an idle connection; on a new one if there is none, or if `fresh` is set. Returns the
-        connection, or the task that opens one, which may be cancelled.
+        """Send a request on an idle connection, or on a new one if none is idle or `fresh` is set. Returns the
+        connection, or the task that opens a new one; the task may be cancelled.
         """
         while self._idle and not fresh:
             connection = self._idle.pop()
@@ -429,7 +430,7 @@ class ConnectionPool:
             try:
                 with short_path(target.path) as path:
                     return (await self.loop.create_unix_connection(lambda: ClientConnection(self), path))[1]
-            except BlockingIOError:  # its backlog is full; a TCP socket would wait by itself
+            except BlockingIOError:  # the server's backlog is full; a TCP socket would wait by itself
                 await asyncio.sleep(BUSY_WAIT_S)
         raise BlockingIOError("the server accepts no connections")
 

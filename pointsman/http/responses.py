@@ -69,7 +69,7 @@ class EventStream:
         self.events = 0
         """Number of events with data that were passed on."""
         self.last = b""
-        """The last two pieces with data that were passed on: usage is in the last event before the end mark."""
+        """The last two pieces with data that were passed on. The last event before the end mark contains the usage."""
         self.before_last = b""
 
     def feed(self, payload: bytes) -> bytes:
@@ -109,7 +109,7 @@ HOP_BY_HOP = frozenset(
 )
 """Headers about one connection, which are not passed on."""
 PIECES = b"x-pointsman-pieces"
-"""Sent by a replica whose response is to be passed on piece by piece, whatever its type."""
+"""The header with which a replica asks that its response be passed on piece by piece, whatever its type."""
 NOT_FOR_CLIENTS = HOP_BY_HOP | frozenset(
     b"content-length date server x-request-id x-pointsman-instance x-pointsman-pieces".split()
 )
@@ -147,9 +147,9 @@ class ResponseHead:
         self.length: int | None = None
         self.chunked = False
         self.is_stream = False
-        """Whether the body is server-sent events, or other pieces that a replica wants passed on as they arrive."""
+        """Whether the body consists of server-sent events, or of other pieces that are passed on as they arrive."""
         self._named: set[bytes] = set()
-        """Headers that the response declares to be for this connection only."""
+        """Headers that, as the response declares, are for this connection only."""
         for_clients = []
         for line in lines:
             name, value, passed_on = _read_line(line) if len(line) < LONG_LINE_BYTES else _parse_line(line)
@@ -202,8 +202,8 @@ class ResponseHead:
 
 
 class RepeatedResponseHead:
-    """The last head of a server. Servers often repeat it with another length of the body; then only the length is read
-    again."""
+    """The last head from a server. Servers often repeat a head with only the length of the body changed. Then only the
+    length is read again."""
 
     __slots__ = ("_after", "_before", "_head")
 
@@ -211,10 +211,10 @@ class RepeatedResponseHead:
         self._head: ResponseHead | None = None
         """None until a head has arrived that may be repeated."""
         self._before = self._after = b""
-        """The bytes around the content-length; `_after` is empty if there is none."""
+        """The bytes before and after the content-length; `_after` is empty if the head has no content-length."""
 
     def read(self, data: bytes) -> tuple[ResponseHead, int] | None:
-        """The head at the beginning of the data, and where its body starts; None if the head is another one."""
+        """The head at the beginning of the data, and where its body starts; None if the head is not the last one."""
         head, before, after = self._head, self._before, self._after
         if head is None or not data.startswith(before):
             return None
@@ -227,7 +227,7 @@ class RepeatedResponseHead:
         return (head.of_length(int(written)), end + len(after)) if written.isdigit() else None
 
     def remember(self, written: bytes, head: ResponseHead) -> None:
-        """`written` includes the empty line."""
+        """Keep a head to compare later ones with. `written` includes the empty line."""
         self._head, self._before, self._after = head, written, b""
         if head.length is None:
             return
@@ -241,7 +241,8 @@ class RepeatedResponseHead:
 
 
 def retry_after_s(head: ResponseHead, unix_time: float) -> float | None:
-    """The seconds that a server asks to wait, by a number or a date; None if it does not, or in an unknown form."""
+    """How many seconds a server asks clients to wait, by a number or a date; None if it does not ask, or if the form is
+    unknown."""
     found = _RETRY_AFTER.search(head.lines)
     if found is None:
         return None
@@ -268,7 +269,7 @@ def _read_status_line(line: bytes) -> tuple[int, bytes, bool]:
 
 
 def _parse_line(line: bytes) -> tuple[bytes, bytes, bytes]:
-    """(lower-cased name, value, the line to pass on; empty if it is not)"""
+    """(lower-cased name, value, the line to pass on); the line is empty if it is not passed on."""
     _check_characters(line)
     name, colon, value = line.partition(b":")
     if not colon or not name or name.strip(_TOKEN):
@@ -300,7 +301,7 @@ _USUAL_SIZE = re.compile(rb"[0-9A-Fa-f]{1,%d}" % _USUAL_DIGITS)
 
 @lru_cache(maxsize=1024)
 def _plain_size(line: bytes) -> int:
-    """The size of a chunk; 0 if there is more in its line than a few digits."""
+    """The size of a chunk; 0 if the line holds anything but a few digits."""
     return int(line, 16) if _USUAL_SIZE.fullmatch(line) else 0
 
 
@@ -310,23 +311,23 @@ class ChunkReader:
     __slots__ = ("_closing", "_rest", "_size_of", "beyond", "count", "ended", "left", "trailers")
 
     def __init__(self, *, is_request: bool = False) -> None:
-        """`is_request`: sizes and extensions must follow the grammar strictly; for servers this is relaxed."""
+        """`is_request`: sizes and extensions must follow the grammar strictly. For responses the check is relaxed."""
         self._size_of = (_REQUEST_SIZE if is_request else _RESPONSE_SIZE).fullmatch
         self._rest = b""
         self.left = 0
-        """Bytes of the current chunk to come; 0 if a size line comes next."""
+        """Bytes of the current chunk that are still to come; 0 if a size line comes next."""
         self._closing = False
         """Whether the line end after a chunk comes next."""
         self.count = 0
         """Number of chunks so far."""
         self.ended = False
         self.trailers = b""
-        """Lines after the last chunk, without the empty one; complete once it has ended."""
+        """Lines after the last chunk, without the empty line; complete once the body has ended."""
         self.beyond = b""
-        """The bytes after the end."""
+        """The bytes after the end of the body."""
 
     def only(self, data: bytes) -> bytes | None:
-        """The payload, if these bytes are one whole chunk; None if they are anything else, which `feed` reads."""
+        """The payload, if these bytes are exactly one whole chunk. Otherwise None, and the bytes must go to `feed`."""
         end = data.find(b"\r\n", 0, _USUAL_DIGITS + 2)
         if end <= 0 or self.left or self._closing or self._rest:
             return None
@@ -384,7 +385,7 @@ class ChunkReader:
         return int(found[1], 16)
 
     def _may_continue(self, rest: bytes) -> bool:
-        """Whether this can be the beginning of a line: if it has a CR, that is its last byte."""
+        """Whether these bytes can be the beginning of a line: they have no CR except as the last byte."""
         if self._closing:
             return rest == b"\r"
         return b"\n" not in rest and b"\r" not in rest[:-1]
@@ -415,12 +416,13 @@ def _past_line_end(data: bytes, at: int) -> int:
 # How much is read at a time
 
 TURN_BYTES, TURN_CHUNKED_BYTES = 128 * 1024, 8 * 1024
-"""Maximum bytes of one connection that are read in one turn of the loop, which would otherwise read megabytes. Chunks
-may be tiny, so their limit is lower."""
+"""Maximum bytes that one turn of the loop reads from one connection; without a limit it might read megabytes. Chunked
+bodies have a lower limit, because chunks may be tiny."""
 
 
 class ReadPace:
-    """Reads a connection to a server over several turns of the loop, and not while its listener waits."""
+    """Spreads the reading of a connection to a server over several turns of the loop, and stops while its listener has
+    paused."""
 
     __slots__ = ("_loop", "_paused", "_read", "_transport", "later")
 
@@ -431,7 +433,7 @@ class ReadPace:
         self._paused = False
         """Whether the listener has asked to pause."""
         self.later = b""
-        """Bytes that have arrived and are read in a later turn."""
+        """Bytes that have arrived and will be read in a later turn."""
 
     def first(self, data: bytes, most: int) -> bytes:
         """The part of the data that is read now; the rest is read later."""

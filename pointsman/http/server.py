@@ -1,8 +1,8 @@
 """The server side of HTTP/1.1: connections, and answers whole or in pieces. One request is answered at a time.
 
-Enters: bytes of clients; answers. Leaves: requests, to the server that the connection belongs to; bytes. The one rule:
-a connection reads one request per turn of the loop, and only after the one ahead of it is answered; every request is
-answered once.
+Enters: bytes from clients; answers. Leaves: requests, to the server that the connection belongs to; bytes. The one
+rule: a connection reads one request per turn of the loop, and only after the request ahead of it is answered. Every
+request is answered once.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 KEEP_ALIVE = b"connection: keep-alive\r\n"
-"""Header for clients of HTTP/1.0; keeping the connection is the default in later versions."""
+"""Header for clients that speak HTTP/1.0. Later versions keep the connection by default."""
 CLOSE = b"connection: close\r\n"
 JSON = b"application/json"
 RETRY_SOON = b"retry-after: 1\r\n"
 LINGER_S = 2.0
-"""How long a client may continue to send a request that was refused, so that it can read the reason."""
+"""How long a client may continue to send a request that was refused. This gives it time to read the reason."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -68,13 +68,13 @@ class ConnectionOwner(Protocol):
     def buffered(self) -> BufferBudget: ...
 
     def connected(self, connection: Any) -> bool:
-        """Whether a new connection is accepted. Connections are of the class that the owner creates."""
+        """Whether to accept this new connection, which is of the class that the owner creates."""
 
     def disconnected(self, connection: Any) -> None: ...
 
     def check(self, connection: Any, request: HttpRequest) -> None:
-        """Check the head of a request whose body has not arrived: answer now if it will not be served, which closes
-        the connection."""
+        """Check the head of a request whose body has not arrived. If the request will not be served, answer it now,
+        which closes the connection."""
 
     def serve(self, connection: Any, request: HttpRequest) -> None:
         """Answer a request, now or later."""
@@ -116,11 +116,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whether the client does not read what was written."""
         self.parser = RequestParser(self, owner)
         self._awaits_body: bool | None = None
-        """Whether the deadline is for the body (True) or the head (False) of a request; None if for neither."""
+        """True if the deadline is for the body of a request, False if it is for the head, None if for neither."""
         self._charged = 0
         """Bytes of an incomplete body, which count towards the owner's limit."""
         self._unread = 0
-        """Bytes that were received ahead of their turn, which count as well."""
+        """Bytes that were received ahead of their turn, which count towards that limit as well."""
         self._stopped_reading = False
 
     @property
@@ -216,7 +216,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.owner.loop.call_soon(self._read_on)
 
     def request_incomplete(self) -> None:
-        """The timeout of a head, and that of a body, begin once."""
+        """Set the deadline of a head, or of a body: each is set only once."""
         in_body = self.parser.in_body
         if self._awaits_body is not in_body:
             self._awaits_body = in_body
@@ -258,7 +258,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.serving = None
         if close:
             self.close(linger=self.parser.in_body)
-        elif not self.paused:  # a client that does not read its answers gets no more of them
+        elif not self.paused:  # a client that does not read its answers gets no further ones
             self._next()
 
     def _let_go(self) -> None:
@@ -291,7 +291,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._hold_unread()
 
     def _hold_unread(self) -> None:
-        """Count what was received ahead of its turn, and read no more of it than the server can hold."""
+        """Count the bytes that were received ahead of their turn, and read no more of them than the server can hold."""
         unread, budget = self.parser.unread, self.owner.buffered
         budget.held += unread - self._unread
         self._unread = unread
@@ -321,15 +321,15 @@ class ServerConnection(asyncio.BufferedProtocol):
     # The end
 
     def turn_away(self, status: int, message: str, lines: bytes = b"") -> None:
-        """Answer a request that is not read to its end, or no request at all, and close."""
+        """Answer and close the connection, although a request was not read to its end, or there is none at all."""
         body = self.owner.refusal(status, message)
         head = (status, REASONS.get(status, b"Unknown"), JSON, len(body), lines + CLOSE, body)
         self.write(b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % head)
         self.close(linger=self.parser.is_in_request)
 
     def close(self, *, linger: bool = False) -> None:
-        """Close once everything is written. `linger`: more of a request may still come. A connection that is closed
-        with unread bytes is reset, which may overtake the answer; so only our side is closed, and what comes is
+        """Close once everything is written. `linger`: more of a request may still come. Closing a connection with
+        unread bytes resets it, and the reset may overtake the answer. So only our side is closed, and further bytes are
         discarded for a while."""
         self.parser.close()
         self._forget_body()
@@ -342,7 +342,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close at once: the answer that has begun will not end."""
+        """Close at once: an answer that has begun stays incomplete."""
         self.serving = None
         self.transport.abort()
 
@@ -376,8 +376,8 @@ class ResponseStream:
         reason: bytes = b"OK",
         length: int | None = None,
     ) -> None:
-        """Send the head and the first piece. `lines`: header lines, each with its end; `length`: of the body, if it is
-        known."""
+        """Send the head and the first piece. `lines`: header lines, each with its line end. `length`: the length of the
+        body, if it is known."""
         request = connection.request
         assert request is not None
         self._connection = connection
@@ -420,7 +420,8 @@ class ResponseStream:
             self._connection.write(held)
 
     def end(self, piece: bytes = b"", trailers: bytes = b"") -> None:
-        """Send the last piece, and the end. `trailers`: lines after it, each with its end; only if it is chunked."""
+        """Send the last piece, and the end. `trailers`: lines after the last chunk, each with its end; only for chunked
+        answers."""
         self._held += self._framed(piece)
         if self.is_chunked:
             self._held += b"0\r\n%b\r\n" % trailers if trailers else LAST_CHUNK
@@ -428,7 +429,7 @@ class ResponseStream:
         self._connection.answered(close=not self._stays)
 
     def cut(self) -> None:
-        """Close the connection without the end of the answer: the client must see that it is missing."""
+        """Close the connection without the end of the answer, so that the client sees that the end is missing."""
         self.flush()
         self._connection.answered(close=True)
 
@@ -461,7 +462,7 @@ class HttpServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Accept connections. Returns the port, a free one if `port` is 0."""
-        # Given a name, the loop would look it up in a thread, and a thread costs a megabyte.
+        # If the loop got a name, it would look the name up in a thread, and a thread costs a megabyte.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=1024)
         taken: int = listening.getsockname()[1]
@@ -473,7 +474,7 @@ class HttpServer:
         return self._listener is not None
 
     def stop_listening(self) -> None:
-        """Accept no more connections; those that are open stay."""
+        """Accept no more connections. Open connections stay open."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -1,6 +1,7 @@
-"""Admitters, which may deny requests of negative priority before anything is scheduled.
+"""Admitters, which may deny requests of negative priority before any scheduling.
 
-Enters: a request and the fleet. Leaves: the reason of a denial, or None. The one rule: priority 0 and above passes.
+Enters: a request and the fleet. Leaves: the reason for a denial, or None. The one rule: requests of priority 0 and
+above pass.
 """
 
 from pointsman.reasons import Reason
@@ -18,7 +19,8 @@ class ProbabilisticAdmitter:
     """Denies requests with probability saturation^`power` * `k`.
 
     Saturation is the mean over endpoints of the waiting queue or the KV cache relative to its threshold, whichever is
-    higher. An endpoint never measured counts as 1. Without endpoints all requests are admitted, and refused later.
+    higher. An endpoint that was never measured counts as 1. Without endpoints all requests are admitted, and are
+    refused later.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class ProbabilisticAdmitter:
 class LatencySloAdmitter:
     """Denies requests that no endpoint is predicted to serve in time, unless one is idle or its KV cache nearly empty.
 
-    Applies to requests with an objective in `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms`. Without predictions all are
-    admitted. An endpoint never measured counts as idle.
+    It applies to requests with an objective in `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms`. Without predictions all
+    requests are admitted. An endpoint that was never measured counts as idle.
     """
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:

@@ -15,13 +15,15 @@ MEASURED = (WAITING, RUNNING, KV_USAGE)
 
 
 class AttributeColumn:
-    """Reads one number of each endpoint; nan where it is missing or not a number. The age of values is ignored.
+    """Reads one number of each endpoint. The value is nan where it is missing or not a number. The age of values is
+    ignored.
 
-    Columns and metrics belong to the producer "" or to that of the core metrics; attributes may belong to any.
+    Columns and metrics belong to the producer "" or to the producer of the core metrics. Attributes may belong to any
+    producer.
     """
 
     def __init__(self, parameter: str, key: str, producer: str = "") -> None:
-        """`parameter` is the parameter with the key, for error messages."""
+        """`parameter` is the name of the parameter that holds the key, for error messages."""
         if not key:
             raise ValueError(f"{parameter} is empty; it must name a metric or an attribute")
         if "/" in key and not producer:
@@ -33,16 +35,16 @@ class AttributeColumn:
         self._column = key if core and key in COLUMNS and key not in MEASURED else ""
         self._measured = core and key in MEASURED
         self.steady = not self._column
-        """Whether it changes only with measurements."""
+        """Whether the number changes only with measurements."""
         self._attribute: Attribute[Any] = Attribute(key)
         self._stamp = -1
         self._whole: Sequence[Endpoint] = ()
         self._values: Column = []
-        """Cached values of these members, as of this measurement."""
+        """The cached values for these members, as of this measurement."""
 
     @property
     def is_attribute(self) -> bool:
-        """Whether a plugin other than the core metrics must observe it."""
+        """Whether a plugin other than the core metrics must observe the number."""
         return not (self._column or self._measured or self._reported)
 
     def of(self, candidates: Endpoints) -> Column:

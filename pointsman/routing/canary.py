@@ -1,7 +1,7 @@
-"""Watchers of a dispatcher: its shadow, and a canary, which is a candidate that decides about a share of requests.
+"""Watchers of a dispatcher: its shadow, and a canary, which is a candidate that decides for a share of the requests.
 
-Enters: requests that are decided about, and records of those that have ended. Leaves: choices, and the counts of both
-shares. The one rule: where the candidate has no answer, the policy in force decides at once.
+Enters: requests to decide on, and the records of ended requests. Leaves: choices, and the counts of both shares. The
+one rule: where the candidate has no answer, the policy in force decides at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ _STEP = log(1.01)
 
 
 class ShareLatencies(msgspec.Struct):
-    """Counts of latencies in steps of 1 %, so that those of several gateways can be added up."""
+    """Counts of latencies in steps of 1 %, so that the counts of several gateways can be added up."""
 
     count: int = 0
     total_ms: float = 0.0
@@ -53,7 +53,7 @@ class ShareLatencies(msgspec.Struct):
         return self.total_ms / self.count if self.count else None
 
     def percentile(self, share: float) -> float | None:
-        """A percentile of the latencies; None if there are none."""
+        """A percentile of the latencies; None if no latency was counted."""
         seen, wanted = 0, share * self.count
         for step in sorted(self.steps):
             seen += self.steps[step]
@@ -77,7 +77,7 @@ class ShareCounts(msgspec.Struct):
     def note(self, record: Record) -> None:
         state = record.state
         if state == "abandoned":
-            return  # its client has gone, which says nothing about the decision
+            return  # the client has gone, which says nothing about the decision
         self.requests += 1
         if record.met_deadline is not None:
             self.met += record.met_deadline
@@ -108,7 +108,8 @@ class CanaryCounts(msgspec.Struct):
     in_force: ShareCounts = msgspec.field(default_factory=ShareCounts)
     candidate: ShareCounts = msgspec.field(default_factory=ShareCounts)
     stood_in: int = 0
-    """Requests of the candidate's share that the policy in force decided about because the candidate had no answer."""
+    """Number of requests in the candidate's share for which the policy in force decided, because the candidate had no
+    answer."""
     failures: int = 0
     """Number of these requests for which the candidate raised, blocked or was suspended."""
     problem: str = ""
@@ -123,7 +124,7 @@ class CanaryCounts(msgspec.Struct):
 
 
 class Canary:
-    """A candidate that decides about a share of the requests."""
+    """A candidate that decides for a share of the requests."""
 
     def __init__(self, run: str, candidate: CandidatePolicy, share: float) -> None:
         self.candidate = candidate
@@ -134,7 +135,7 @@ class Canary:
         """Requests in flight, and whether they are in its share."""
 
     def takes(self, request: RequestMetadata) -> bool:
-        """Whether a request is in its share. All requests of a session are, or none."""
+        """Whether a request is in the canary's share. Either all requests of a session are in it, or none."""
         key = request.headers.get(SESSION_HEADER) or request.request_id
         taken = crc32(key.encode("utf-8", "replace"), crc32(self._run)) < self.share * 2**32
         if len(self._members) < MAX_MEMBERS:
@@ -195,7 +196,7 @@ class Watcher:
 
 
 class WatchedRoute:
-    """A `Route`: the route in force, or the canary's for its share."""
+    """A `Route`: for the canary's share its route, and for the rest the route in force."""
 
     def __init__(self, route: Route, watcher: Watcher) -> None:
         self.inner = route
@@ -224,7 +225,7 @@ class WatchedRoute:
 
 
 class WatchedPolicy:
-    """A `BatchPolicy`: the one in force. The canary decides about its share, one request at a time."""
+    """A `BatchPolicy`: the policy in force, except that the canary decides for its share, one request at a time."""
 
     now: float | None = None
     seed: int = 0
@@ -287,7 +288,7 @@ def tapped(handle: Handle, tap: Callable[[Any, float], None]) -> Handle:
 
 
 def each_of(calls: Sequence[Callable[[Record], None]]) -> Callable[[Record], None]:
-    """A function that calls all of these, one after the other."""
+    """A function that calls all of these functions, one after the other."""
 
     def ended(record: Record) -> None:
         for call in calls:

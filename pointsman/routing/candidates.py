@@ -1,6 +1,6 @@
-"""A candidate: a policy beside the one in force, with its own plugins, whose calls are guarded.
+"""A candidate: a policy that is not in force, with plugins of its own. All calls to a candidate are guarded.
 
-Enters: a decision that was made, or a request to decide about. Leaves: the candidate's choice, or why there is none.
+Enters: a decision that was made, or a request to decide on. Leaves: the candidate's choice, or why there is none.
 The one rule: no exception and no delay of a candidate leaves this file; it is suspended like users' code.
 """
 
@@ -47,12 +47,13 @@ if TYPE_CHECKING:
 
 
 STALL = 2
-"""Users' code in a candidate is interrupted after this many times its limit, because no decision depends on it."""
+"""Users' code in a candidate is interrupted after this many times its time limit. The factor is low because no decision
+depends on a candidate."""
 
 
 @runtime_checkable
 class Shareable(Protocol):
-    """A plugin whose state depends only on what was sent, so that two plugins with equal settings have equal state."""
+    """A plugin whose state depends only on what was sent: two such plugins with equal settings have equal state."""
 
     geometry: Any
     """The settings on which the state depends."""
@@ -67,7 +68,7 @@ def uncached_tokens(cycle: RequestCycle) -> Any:
 
 
 def instance_of(endpoint: Endpoint, endpoints: Endpoints) -> ExecutionInstance:
-    """An instance as it is passed to a policy, with the load of these columns."""
+    """An instance in the form in which policies get it, with the load from these columns."""
     columns, row = endpoints.columns, endpoint.row
     latency, throughput = columns[LATENCY_MS][row], columns[THROUGHPUT][row]
     return msgspec.structs.replace(
@@ -129,18 +130,18 @@ class CandidateConduct:
 
     def __init__(self, name: str, containment: Containment | None) -> None:
         self.own = Misconduct(name)
-        """Failures of code that has no guard."""
+        """Failures of code that has no guard of its own."""
         self._containment = containment
 
     def suspended(self, now: float) -> Reason | None:
-        """Why it is not called now, with the fact `left_s`; None if it may be called."""
+        """Why the candidate is not called now, with the fact `left_s`; None if it may be called."""
         for one in self._each():
             if one.suspended_until is not None and (why := one.suspended(now)) is not None:
                 return why
         return None
 
     def problem(self) -> Reason | None:
-        """Its last failure; None if there was none."""
+        """The last failure; None if it has not failed."""
         wrong = [one for one in self._each() if one.cause is not None]
         return max(wrong, key=lambda one: one.last_at).cause if wrong else None
 
@@ -163,13 +164,13 @@ class CandidatePolicy:
         clock: Callable[[], float],
         containment: Containment | None = None,
     ) -> None:
-        """`timer` measures its budget. `clock` is that of dispatchers. `containment` guards users' code in it."""
+        """`timer` measures its budget. `clock` is the clock of dispatchers. `containment` guards users' code in it."""
         self.name = name
         self.conduct = CandidateConduct(name, containment)
         self._timer = timer
         self._clock = clock
         self.taken_s = 0.0
-        """Time of calls since this was last set to 0."""
+        """Time that calls took since this was last set to 0."""
         self.spent_s = 0.0
         """Time spent of its budget."""
         self.extractors = tuple(one for one in plan.plugins if isinstance(one, Extractor))
@@ -178,7 +179,7 @@ class CandidatePolicy:
         self.share([])
 
     def share(self, plugins: Sequence[Any]) -> None:
-        """Replace its own producers with those of the policy in force that have the same state."""
+        """Replace each of its own producers with a producer of the policy in force, if one has the same state."""
         own = list(self._plugins)
         if isinstance(self._route, ConfiguredRoute) and plugins:
             scheduler, shared = self._route.scheduler, []
@@ -204,7 +205,7 @@ class CandidatePolicy:
         return self.spent_s < earned_s and self.conduct.suspended(now) is None
 
     def decide(self, decision: "Decision") -> CandidateChoice:
-        """Choose with the numbers of a past decision, and learn where the request went."""
+        """Choose by the numbers of a past decision, and learn where the request went."""
         cycle: RequestCycle = Cycle(decision.request, decision.now, decision.seed)
         choice = self._called(decision.now, self._route.choose, cycle, decision.endpoints)
         if isinstance(choice, CandidateChoice):
@@ -269,8 +270,8 @@ class CandidatePolicy:
 
 
 def _twin(plugin: object, others: Sequence[Any]) -> Any:
-    """The plugin among others with the same state; None if there is none. Users' code is never shared, because its
-    faults must count against the caller."""
+    """The other plugin with the same state; None if there is no such plugin. Users' code is never shared,
+    because its faults must count against the caller."""
     if is_user_code(plugin) or not isinstance(plugin, Shareable):
         return None
     return next((one for one in others if type(one) is type(plugin) and one.geometry == plugin.geometry), None)

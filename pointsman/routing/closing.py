@@ -3,26 +3,27 @@
 Enters: signs of life of instances, with the time. Leaves: instances to probe, to close and to open. The one rule: an
 instance that answers is never silent, however long its work takes.
 
-The plane probes instances at intervals of seconds. A gateway can notice sooner that one has stopped: a frozen process,
-a lost node or a cut network does not close connections, but no more bytes arrive. That alone proves nothing, because an
-engine may take long to compute a long prompt. So an instance is silent if all of this holds:
+The plane probes instances at intervals of seconds. A gateway can notice sooner that an instance has stopped. A frozen
+process, a lost node or a cut network does not close connections, but no more bytes arrive. The lack of bytes alone
+proves nothing, because an engine may take long to compute a long prompt. So an instance is silent if all of this holds:
 
 - It has requests of this gateway, and has answered some before.
-- For `QUIET_S` no byte came from it, on any connection. Then it is probed, over a new connection.
+- For `QUIET_S` no byte came from it, on any connection. Then the gateway probes it, over a new connection.
 - For `ANSWER_S` there was neither an answer to the probe nor a byte. Any answer counts, of any status: the probe tests
   whether there is a server, not whether it is healthy. After an answer, the quiet time before the next probe is longer,
   up to `MAX_QUIET_S`.
-- Either it has answered such a probe while its requests waited, or no byte has come for `PATIENCE` times as long as was
-  usual. The second is for servers that answer nothing while they work, such as code of users.
-- Another instance takes requests, and has no unanswered probe itself. If there is none, the gateway itself may be cut
-  off, and moving requests would gain nothing.
+- Either it has answered such a probe before while its requests waited, or no byte has come for `PATIENCE` times as long
+  as is usual. The second case is for servers that answer nothing while they work, such as users' code.
+- Another instance takes requests, and has no unanswered probe itself. Without such an instance, the gateway itself may
+  be cut off, and moving requests would gain nothing.
 
-A silent instance gets no new requests. Those that it has are sent elsewhere, except those whose answer has begun, those
-that may not be repeated, and those without tries left: they stay where they are, and end as they would have. It is
-still probed, and opens with its first byte or answer. If it was a false alarm, its usual time is longer from then on.
+A silent instance gets no new requests. The gateway sends its requests elsewhere, with three exceptions: requests whose
+answer has begun, requests that may not be repeated, and requests without tries left. These stay where they are. The
+gateway still probes the instance, and opens it at its first byte or answer. After such a false alarm, the usual time of
+the instance is longer.
 
-Nothing here is done for each request. One timer of the gateway looks at all instances every `LOOK_S`; connections note
-that a byte has come. If the timer itself is late because the gateway or its machine was busy, that time does not count.
+Nothing here runs for each request. One timer of the gateway looks at all instances every `LOOK_S`; connections note
+that a byte has come. If the timer is late because the gateway or its machine was busy, that time does not count.
 """
 
 from collections.abc import Callable, Collection
@@ -39,37 +40,37 @@ from pointsman.routing.sending import Sender
 LOOK_S = 0.05
 """Interval at which instances are looked at."""
 QUIET_S = 0.3
-"""Without a byte for this long, a busy instance is probed."""
+"""A busy instance is probed if no byte has come from it for this long."""
 MAX_QUIET_S = 1.0
-"""While it answers probes, the interval doubles up to this."""
+"""While an instance answers probes, the interval between them doubles, up to this maximum."""
 ANSWER_S = 0.5
 """Time to answer a probe."""
 PATIENCE = 3.0
 FORGOTTEN = 0.005
-"""The share by which each look with a byte reduces the usual time without a byte."""
+"""The share by which the usual time without a byte falls at each look before which a byte came."""
 MAX_LATE_S = 0.2
-"""A look that is later than this shows a delay of the gateway, not of instances."""
+"""A look that is later than this shows that the gateway was delayed, not the instances."""
 MAX_ASKED = 2
-"""Probes begun at one look: at most 40 per second, however many instances there are."""
+"""Maximum number of probes begun at one look. So there are at most 40 per second, however many instances there are."""
 
 
 class Hearing(msgspec.Struct):
     """The signs of life of one instance with requests."""
 
     byte_at: float
-    """When the last byte came; if it had no request then, when it got one."""
+    """When the last byte came. If the instance had no request then, when it got its next request."""
     sign_at: float
-    """`byte_at`, or when it last answered a probe, whichever is later."""
+    """`byte_at`, or the time of the last answer to a probe, whichever is later."""
     is_busy: bool = False
     has_answered: bool = False
     """Whether a byte has ever come."""
     usual_s: float = 0.0
     """The longest time without a byte, which decays slowly."""
     answers_meanwhile: bool = False
-    """Whether it answered the last probe in time."""
+    """Whether the instance answered the last probe in time."""
     wait_s: float = QUIET_S
     asked_at: float | None = None
-    """When the probe that is unanswered was sent; None if there is none."""
+    """When the unanswered probe was sent; None if no probe is unanswered."""
     is_asked: bool = False
     """Whether a probe is in progress."""
     probed_at: float = -inf
@@ -102,7 +103,7 @@ class Look(NamedTuple):
     silent: list[tuple[str, Reason]]
     """Instances that have gone silent."""
     heard: list[str]
-    """Instances that were silent and are not any more."""
+    """Instances that were silent and are no longer."""
 
 
 class Silences:
@@ -112,7 +113,7 @@ class Silences:
         self._known: dict[str, Hearing] = {}
         self._looked_at: float | None = None
         self._heard: list[str] = []
-        """Instances that have answered a probe since the last look, and were silent."""
+        """Instances that were silent and have answered a probe since the last look."""
         self.is_active = False
         """Whether an instance was busy or silent at the last look."""
 
@@ -124,8 +125,8 @@ class Silences:
         heard: Collection[str],
         open_: Collection[str],
     ) -> Look:
-        """`busy`: instances with requests of this gateway. `heard`: those from which bytes came since the last look.
-        `open_`: those that take requests."""
+        """`busy`: instances with requests from this gateway. `heard`: instances from which bytes came since the last
+        look. `open_`: instances that take requests."""
         self._forgive(now)
         for name in [one for one in self._known if one not in members]:
             del self._known[name]
@@ -165,7 +166,7 @@ class Silences:
             self._heard.append(instance_id)
 
     def unanswered(self, instance_id: str, now: float, *, unmade: bool = False) -> None:
-        """Note that a probe has ended without an answer. `unmade`: it was not sent, for a reason on this side."""
+        """Note that a probe has ended without an answer. `unmade`: it was never sent, for a reason on this side."""
         one = self._known.get(instance_id)
         if one is not None:
             one.is_asked = False
@@ -195,7 +196,7 @@ class Silences:
         return Reason("silent", {name: round(value, 3) for name, value in facts.items()})
 
     def _to_ask(self, waiting: Collection[str], now: float) -> list[str]:
-        """The instances to probe now, those that were quiet for longest first."""
+        """The instances to probe now, in the order of how long they have been quiet, longest first."""
         each = [(self._known[name], name) for name in waiting]
         due = [
             (one.sign_at, name)
@@ -242,7 +243,7 @@ class Closings:
         self._open([name for name in over if name not in fleet.silent], now, commands)
 
     def silenced(self, event: Silenced, now: float, commands: list[DispatcherCommand]) -> None:
-        """Close an instance, and send what may be moved elsewhere."""
+        """Close an instance, and send those of its requests that may be moved to other instances."""
         endpoint = self._fleet[event.instance_id]
         self._table.journal.counters.closed[event.instance_id, "silent"] += 1
         self._fleet.silent.add(event.instance_id)
@@ -255,7 +256,7 @@ class Closings:
                 self._failed(Failed(request_id, event.why), now, commands)
 
     def heard_again(self, event: HeardAgain, now: float, commands: list[DispatcherCommand]) -> None:
-        """Open a silent instance. A pause that it had asked for before is over, too: it may ask again."""
+        """Open a silent instance. This also ends a pause for which it had asked before: it may ask again."""
         self._fleet.silent.discard(event.instance_id)
         self._fleet.pauses.pop(event.instance_id, None)
         self._open([event.instance_id], now, commands)

@@ -1,4 +1,4 @@
-"""Decisions: made from choices, or made by a user's policy and checked."""
+"""Decisions. They are made from choices, or by a user's policy, whose decisions are checked."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -51,7 +51,7 @@ class Decided(msgspec.Struct, eq=False, gc=False):
     expected_cost: float | None
     how: How
     predicted: tuple[float, float] | None = None
-    """TTFT and TPOT, in milliseconds, if they are predicted."""
+    """Predicted TTFT and TPOT, in milliseconds; None if there is no prediction."""
 
     @property
     def decision(self) -> SchedulingDecision:
@@ -81,7 +81,7 @@ def decide(
 
 
 def decision_data(decision: SchedulingDecision | None) -> dict[str, Any] | None:
-    """A decision as JSON; its metadata may hold anything."""
+    """A decision as JSON. The metadata of a decision may contain any value."""
     if decision is None:
         return None
     reason = reason_of("policy", decision.reason).as_dict()
@@ -95,7 +95,7 @@ class Choice(msgspec.Struct, eq=False):
     result: SchedulingResult[Endpoint]
     decided: Decided
     stood_in: Reason | None = None
-    """Why a stand-in made it; None if the policy itself did."""
+    """Why a stand-in made the choice; None if the policy itself made it."""
 
     @property
     def decision(self) -> SchedulingDecision:
@@ -103,7 +103,7 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class Vetted(NamedTuple):
-    """A policy's decisions: those that can be carried out, and those that cannot, with reasons."""
+    """A policy's decisions: those that can be carried out, and those that cannot, each with the reason."""
 
     good: list[SchedulingDecision]
     bad: list[tuple[SchedulingDecision, Reason]]
@@ -117,7 +117,7 @@ def vet(
 ) -> Vetted:
     """Check a policy's decisions one by one, as if each were carried out before the next.
 
-    Good decisions reserve load in `fleet`.
+    Decisions that can be carried out reserve load in `fleet`.
     """
     waiting = {request.request_id: request for request in requests}
     checks = Demands(price_per_gpu_hour).filters

@@ -5,8 +5,8 @@
                refused     refused       +--------+  failed: back to waiting, at most `max_tries` times, then refused
 
 Enters: events, each with the time. Leaves: commands. The one rule: every request that arrives leaves exactly once, with
-an answer or with a refusal that says why. Events trigger sending, of as many waiting requests as fit: arrivals, and
-whatever may give an instance room. A `RequestTable` holds the requests; a `Sender` finds instances for them.
+an answer or with a refusal that says why. Each arrival, and each event that may give an instance room, causes as many
+waiting requests to be sent as fit. A `RequestTable` holds the requests; a `Sender` finds instances for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class RequestEvents:
         """False once the dispatcher is shutting down."""
         self._budget = plan.budget
         self._ungated = is_open and plan.policy is None and plan.detector is None and self._hooks.sheds_only
-        """Whether a request of priority 0 or above only needs a choice, without admission or flow control."""
+        """Whether a request of priority 0 or above needs only a choice, and neither admission nor flow control."""
 
     def arrived(self, event: Arrived, now: float, commands: list[DispatcherCommand]) -> None:
         requests = event.requests
@@ -99,7 +99,7 @@ class RequestEvents:
             self._sender.send_waiting(pool, now, commands)
 
     def _refuse_duplicate(self, request: RequestMetadata, commands: list[DispatcherCommand]) -> None:
-        """Refuse a request whose id is taken: the record of that id belongs to the first request."""
+        """Refuse a request whose id is in use: the record with that id belongs to the first request."""
         self._journal.counters.arrived += 1
         why = Reason("id-in-flight", {"request_id": request.request_id})
         commands.append(Refuse(request, Refusal(Outcome.REJECTED_OTHER, why)))
@@ -221,7 +221,7 @@ class RequestEvents:
             for item, refusal in pool.queue.expire(now, pool.is_empty):
                 self._sender.look(item, now)
                 self._table.refuse(item.request, _with_reason(refusal, item.request, self._journal), now, commands)
-            self._sender.send_waiting(pool, now, commands)  # those behind may fit where these did not
+            self._sender.send_waiting(pool, now, commands)  # requests behind may fit where these did not
 
     def shutting_down(self, event: ShuttingDown, now: float, commands: list[DispatcherCommand]) -> None:
         self.is_open = self._ungated = False
@@ -333,7 +333,7 @@ class Dispatcher:
         self._due: float | None = None
         """When the next waiting request expires, or the next pause ends."""
         self._undelivered: list[DispatcherCommand] = []
-        """Commands of an event whose handler raised; they leave with the next one."""
+        """Commands from an event whose handler raised; they are returned with those of the next event."""
         self._listeners: dict[str, Callable[[Record], None]] = {}
         self._taps: dict[type[DispatcherEvent], Callable[[Any, float], None]] = {}
         self._watcher: Watcher | None = None
@@ -349,9 +349,9 @@ class Dispatcher:
         self.plugins = plan.plugins
         """The plugins in force."""
         self.extractors = tuple(plugin for plugin in (*plan.plugins, *more) if isinstance(plugin, Extractor))
-        """Extractors, which read what `Scraped` delivers."""
+        """The extractors, which read what `Scraped` delivers."""
         self.learners = tuple(plugin for plugin in plan.plugins if isinstance(plugin, Learner))
-        """Learners, which remember what was sent where; `Shared` adds what others have sent."""
+        """The learners, which remember what was sent where. `Shared` adds what other dispatchers have sent."""
         self._journal.strategy = plan.route.name
         self._chooser.route, self._chooser.stand_in = plan.route, plan.stand_in
         self._chooser.failed = self._journal.error
@@ -418,8 +418,8 @@ class Dispatcher:
         return commands
 
     def listen(self, ended: Callable[[Record], None] | None, whose: str = "") -> None:
-        """Call `ended` with the record of each request that has ended, served or refused, replacing the earlier
-        listener. None: stop."""
+        """Call `ended` with the record of each request that has ended, served or refused. It replaces the earlier
+        listener; None removes that."""
         self._listeners.pop(whose, None)
         if ended is not None:
             self._listeners[whose] = ended
@@ -427,16 +427,16 @@ class Dispatcher:
         self._journal.listener = each_of(calls) if len(calls) > 1 else calls[0] if calls else None
 
     def __len__(self) -> int:
-        """Requests that have arrived and not left."""
+        """Number of requests that have arrived and not left."""
         return len(self._table)
 
     @property
     def running(self) -> int:
-        """Requests that were sent and have not ended."""
+        """Number of requests that were sent and have not ended."""
         return len(self._table.sent)
 
     def waiting(self) -> list[RequestMetadata]:
-        """The waiting requests, per model in the order in which they would go."""
+        """The waiting requests, model by model, each in the order in which they would go."""
         return [item.request for pool in self._pools.waiting() for item in pool.queue.waiting()]
 
     def explain(self, request_id: str, now: float) -> Record | None:
@@ -447,7 +447,7 @@ class Dispatcher:
         return self.records.get(request_id)
 
     def _timer_fired(self, event: TimerFired, now: float, commands: list[DispatcherCommand]) -> None:
-        # `handle` has expired what was due. The timer is spent, even if its clock was fast and nothing was due yet.
+        # `handle` has expired what was due. The timer has fired, even if its clock was fast and nothing was due yet.
         self._wake_at = None
 
     def _set_timer(self, commands: list[DispatcherCommand]) -> None:
@@ -469,7 +469,7 @@ class Dispatcher:
 
 
 def _with_reason(refusal: Refusal, request: RequestMetadata, journal: Journal) -> Refusal:
-    """The refusal, with the reason why no instance took the request when it was last tried."""
+    """The refusal, extended by the reason why no instance took the request at its last try."""
     record = journal.records.get(request.request_id)
     if record is None or record.failure is None:
         return refusal
@@ -477,7 +477,7 @@ def _with_reason(refusal: Refusal, request: RequestMetadata, journal: Journal) -
 
 
 def watch(dispatcher: Dispatcher, watcher: Watcher | None) -> None:
-    """Let a watcher observe and share the decisions; None removes it. The plan in force stays."""
+    """Let a watcher observe the decisions, and make its share of them; None removes the watcher. The plan stays."""
     dispatcher._watcher = watcher
     dispatcher._configure(dispatcher._plan, is_open=dispatcher._requests.is_open)
     if watcher is not None:
@@ -485,7 +485,7 @@ def watch(dispatcher: Dispatcher, watcher: Watcher | None) -> None:
 
 
 def tap(dispatcher: Dispatcher, kind: type[DispatcherEvent], call: Callable[[Any, float], None] | None) -> None:
-    """Call this function with each event of a kind, and the time, before the event is handled; None stops that."""
+    """Call this function with each event of a kind, and the time, before the event is handled; None stops the calls."""
     dispatcher._taps.pop(kind, None)
     if call is not None:
         dispatcher._taps[kind] = call

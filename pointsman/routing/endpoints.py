@@ -1,7 +1,7 @@
 """The data layer: the instances of a dispatcher, with what was observed and what was sent to them.
 
 Enters: instances, measurements (with their time), reservations. Leaves: a roster whose columns are always current.
-The one rule: plugins only read. What was never measured is marked as such, never as zero load.
+The one rule: plugins only read. A value that was never measured is marked as such; it never counts as zero load.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ from pointsman.types import ExecutionInstance
 
 T = TypeVar("T")
 
-# The columns of a fleet's roster. The first five are what engines report; see Metrics.
+# The columns of a fleet's roster. Engines report the first five; see Metrics.
 WAITING = "waiting_queue_size"
 RUNNING = "running_requests_size"
 KV_USAGE = "kv_cache_usage"
 MEASURED_AT = "measured_at"
-"""When the engine was last measured; -inf: never."""
+"""When the engine was last measured; -inf if never."""
 HOLDS_UNTIL = "holds_until"
-"""When the measurements of an idle engine, which is measured less often, are out of date; -inf: their age decides."""
+"""When the measurements of an idle engine, which is measured less often, expire; -inf if their age alone decides."""
 SENT_SINCE_MEASURED = "sent_since_measured"
-"""Requests sent from the backlog since that measurement, which does not include them yet."""
+"""Number of requests sent from the backlog since the last measurement, which does not include them."""
 IN_FLIGHT_REQUESTS = "in_flight_requests"
 IN_FLIGHT_TOKENS = "in_flight_tokens"
 THEIR_TOKENS = "their_tokens"
-"""The tokens in flight that other dispatchers have sent."""
+"""Tokens in flight that other dispatchers have sent."""
 LOAD = "load"
-"""Requests on it: those in flight from this dispatcher, and those that it reported beyond them."""
+"""Requests on the instance: those in flight from this dispatcher, and any others that the instance reported."""
 LIMIT = "max_concurrency"
-"""The limit of requests; inf if none is known."""
+"""The maximum number of requests; inf if no limit is known."""
 IS_FULL = "is_full"
 """1 while the load is at the limit or above."""
 LIGHTNESS = "lightness"
@@ -44,9 +44,9 @@ EXPECTED_MS = "expected_ms"
 """The average latency, stretched by the load: average / lightness."""
 ACCEPTS = "can_accept_request"
 LATENCY_MS = "avg_latency_ms"
-"""The average latency; nan: never measured. Throughput and price are nan likewise."""
+"""The average latency; nan if it was never measured. Unknown throughputs and prices are nan too."""
 THROUGHPUT = "throughput_tokens_per_sec"
-"""Tokens of prompts and answers per second, over all requests on it: as declared, and then as learned."""
+"""Prompt and answer tokens per second, summed over all requests on the instance: declared at first, then learned."""
 GPUS = "gpu_count"
 PRICE = "price_per_hour"
 """The price of the whole instance."""
@@ -55,11 +55,11 @@ LIMIT_IF_UNKNOWN = 256
 """The default concurrency of most engines."""
 
 THROUGHPUT_MEMORY = 5_000.0
-"""The weight, in tokens, of what was declared and learned of the throughput so far."""
+"""The weight, in tokens, of the throughput declared or learned so far."""
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """A report of an engine about itself at one moment."""
+    """What an engine reports about itself at one moment."""
 
     waiting_queue_size: float = 0.0
     running_requests_size: float = 0.0
@@ -71,7 +71,7 @@ class Metrics(msgspec.Struct, frozen=True):
     """Adapters requested and not loaded yet."""
     max_active_models: int = 0
     block_size: int = 0
-    """Tokens per KV block; 0: unknown."""
+    """Tokens per KV block; 0 if unknown."""
     num_blocks: int = 0
 
 
@@ -100,7 +100,7 @@ class Extractor(Protocol):
     """Reads attributes out of what a data source delivered for one endpoint."""
 
     def extract(self, source: Any, endpoint: "Endpoint") -> Iterable[tuple[Attribute[Any], Any]]:
-        """(attribute, value) pairs; each is kept with the time."""
+        """Yields (attribute, value) pairs; each value is kept with the time."""
         ...
 
 
@@ -128,7 +128,7 @@ class Endpoint:
         self.id = f"{instance.namespace}/{instance.instance_id}"
         self.instance = instance
         self.metrics: Metrics | None = None
-        """None: never measured."""
+        """None if the engine was never measured."""
         self.closed: Reason | None = instance.closed
         """Why it takes no requests, if the reason is known; it may have the fact `until`."""
         self.row = row
@@ -136,11 +136,11 @@ class Endpoint:
         self.requests = 0
         """Number of requests that were sent to it."""
         self.worked_at = -inf
-        """When it last answered one of our requests; -inf: never."""
+        """When it last answered a request from this dispatcher; -inf if never."""
         self.rests = False
-        """Whether it is idle, and so is observed less often until a request is sent to it."""
+        """Whether it is idle, and therefore observed less often until a request is sent to it."""
         self.theirs = (0.0, 0.0)
-        """Requests and tokens that other dispatchers have in flight on it; the columns count them too."""
+        """Requests and tokens that other dispatchers have in flight on it; they are included in the columns."""
         self._attributes: dict[str, Observed[Any]] = {}
 
     @property
@@ -152,7 +152,7 @@ class Endpoint:
         return self._attributes.get(attribute.name)
 
     def serves(self, model: str) -> bool:
-        """Whether it serves this model name; the empty name is any model."""
+        """Whether it serves this model name. Every endpoint serves the empty name."""
         return not model or model == self.instance.model_name or model in self.instance.adapters
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ class LoadColumns:
         return bool(len(full)) and 0.0 not in full
 
     def metrics_age(self, endpoint: Endpoint, now: float) -> float | None:
-        """Seconds since the engine was last measured; None: never."""
+        """Seconds since the engine was last measured; None if it never was."""
         return None if endpoint.metrics is None else now - float(self.columns[MEASURED_AT][endpoint.row])
 
     def set(self, endpoint: Endpoint, load: float) -> None:
@@ -190,7 +190,7 @@ class LoadColumns:
         columns[EXPECTED_MS][row] = columns[LATENCY_MS][row] / light
 
     def reserve(self, endpoint: Endpoint, tokens: float) -> None:
-        """Count one more request of this dispatcher at once: the next decision must see it."""
+        """Count one more request from this dispatcher, at once, because the next decision must include it."""
         if endpoint.row < 0:
             return
         columns, row = self.columns, endpoint.row
@@ -219,7 +219,7 @@ class LoadColumns:
             self.columns[IN_FLIGHT_TOKENS][endpoint.row] -= tokens
 
     def sent_from_backlog(self, endpoint: Endpoint) -> None:
-        """Count a request that was sent from the queue, and that the last measurement does not include."""
+        """Count a request that was sent from the queue; the last measurement does not include it."""
         if endpoint.row >= 0:
             self.columns[SENT_SINCE_MEASURED][endpoint.row] += 1.0
 
@@ -230,7 +230,7 @@ class LoadColumns:
             self.columns[HOLDS_UNTIL][endpoint.row] = until
 
     def wake(self, now: float) -> list[Endpoint]:
-        """The resting endpoints that were sent a request since the last call; their measurements are not current."""
+        """The resting endpoints that were sent a request since the last call. Their measurements are out of date."""
         woken = self.woken[:]
         self.woken.clear()
         for endpoint in woken:
@@ -239,8 +239,8 @@ class LoadColumns:
         return woken
 
     def learn_latency(self, endpoint: Endpoint, latency_ms: float, lightness_then: float) -> None:
-        """Learn from a request that took this long, sent at this lightness. The average moves a fifth of the way."""
-        if endpoint.row < 0 or not latency_ms > 0:  # a clock that is coarse or was set back measures nothing
+        """Learn from a request that was sent at this lightness and took this long. The average moves by a fifth."""
+        if endpoint.row < 0 or not latency_ms > 0:  # the clock is coarse, or was set back
             return
         columns, row = self.columns, endpoint.row
         unstretched = latency_ms * lightness_then
@@ -250,9 +250,9 @@ class LoadColumns:
         columns[EXPECTED_MS][row] = average / columns[LIGHTNESS][row]
 
     def learn_throughput(self, endpoint: Endpoint, tokens: float, seconds: float, lightness_then: float) -> None:
-        """Learn from a request of `tokens` that took this long and was sent at this lightness, which estimates the
-        tokens of all requests that shared the instance. The time per token is averaged, because cost is proportional to
-        it."""
+        """Learn from a request of `tokens` that took this long. The lightness when it was sent serves to estimate the
+        tokens of all requests that shared the instance. The average is over times per token, because cost is
+        proportional to them."""
         if endpoint.row < 0 or not (tokens > 0 and seconds > 0):
             return
         columns, row, limit = self.columns, endpoint.row, endpoint.instance.max_concurrency
@@ -271,11 +271,11 @@ class EndpointTable:
     def __init__(self, instances: Sequence[ExecutionInstance] = ()) -> None:
         self._by_id: dict[str, Endpoint] = {}
         self.pauses: dict[str, float] = {}
-        """Instances that asked for a pause, and its end."""
+        """Instances that asked for a pause, and when it ends."""
         self.silent: set[str] = set()
         """Instances that this dispatcher has closed because they are silent."""
         self._stamp = [0]
-        """Counts measurements."""
+        """The number of measurements so far, in a list that rosters share."""
         self.load = LoadColumns()
         self._reset([], {})
         self._join(instances)
@@ -297,13 +297,13 @@ class EndpointTable:
         if roster is None:
             without = [endpoint.row for endpoint in self._endpoints if not endpoint.serves(model)]
             roster = self.roster.without(without) if without else self.roster
-            if len(roster):  # clients choose the names, so only served ones are cached
+            if len(roster):  # clients choose the names, so only served names are cached
                 self._serving[model] = roster
         return roster
 
     def instances(self) -> list[ExecutionInstance]:
-        """Copies of the instances, with their current load and what was learned. One that is paused does not accept
-        requests."""
+        """Copies of the instances, with their current load and with what was learned about them. A paused instance is
+        marked as not accepting requests."""
         current = (self._columns[name] for name in (LOAD, LATENCY_MS, THROUGHPUT, ACCEPTS))
         return [
             msgspec.structs.replace(
@@ -322,7 +322,7 @@ class EndpointTable:
         return self._by_id[instance.instance_id]
 
     def update(self, instance: ExecutionInstance) -> Endpoint:
-        """Replace the record of an instance; its measurements and our reservations stay."""
+        """Replace the record of an instance; its measurements and this dispatcher's reservations stay."""
         endpoint = self[instance.instance_id]
         columns = dict(self._columns)
         ours = columns[IN_FLIGHT_REQUESTS][endpoint.row]
@@ -378,8 +378,8 @@ class EndpointTable:
         self._endpoints = endpoints
         self._columns = self.load.columns = {name: column_of(column, arrays) for name, column in columns.items()}
         self.roster: Roster[Endpoint] = Roster(endpoints, self._columns, stamp=self._stamp)
-        """All endpoints, with live columns. Its list of members is replaced whenever membership, served models or block
-        sizes change, and only then: plugins may cache what they derive from them by the identity of that list."""
+        """All endpoints, with live columns. The list of members is replaced whenever membership, served models or block
+        sizes change, and only then. So plugins may cache what they derive from these, by the identity of the list."""
         self._stamp[0] += 1
         self._serving: dict[str, Roster[Endpoint]] = {}
 
@@ -408,14 +408,14 @@ def survey(fleet: EndpointTable, readings: Iterable[tuple[str, Metrics]], now: f
 
 
 def close(fleet: EndpointTable, endpoint: Endpoint, why: Reason) -> None:
-    """Send an instance no new requests, whatever its owner says."""
+    """Send no new requests to an instance, even if its owner says that it accepts them."""
     endpoint.closed = why
     fleet._columns[ACCEPTS][endpoint.row] = 0.0
     fleet._reset(list(fleet._endpoints), fleet._columns)
 
 
 def reopen(fleet: EndpointTable, endpoints: Iterable[Endpoint]) -> None:
-    """Let instances take requests again, unless their owners say otherwise."""
+    """Send requests to instances again, unless their owners say that they accept none."""
     for endpoint in endpoints:
         endpoint.closed = endpoint.instance.closed
         fleet._columns[ACCEPTS][endpoint.row] = float(endpoint.instance.can_accept_request)
@@ -432,7 +432,7 @@ def share(fleet: EndpointTable, instance_id: str, requests: float, tokens: float
     columns[IN_FLIGHT_REQUESTS][row] = in_flight
     ours = in_flight > requests
     columns[IN_FLIGHT_TOKENS][row] = columns[IN_FLIGHT_TOKENS][row] + tokens - tokens_before if ours else tokens
-    # What the engine reported may include them already: then the load is too high until it is measured again.
+    # The engine's report may include them already. Then the load is too high until the engine is measured again.
     fleet.load.set(endpoint, max(in_flight, columns[LOAD][row] + requests - requests_before))
 
 
@@ -451,7 +451,7 @@ def ingest(fleet: EndpointTable, extractor: Extractor, instance_id: str, source:
 
 
 def _own(instance: ExecutionInstance) -> ExecutionInstance:
-    """A copy, because its owner may change the original, which would change some columns and not others."""
+    """A copy. If the owner changed the original, some columns would change, and others would not."""
     return msgspec.structs.replace(instance, labels=dict(instance.labels))
 
 
@@ -465,7 +465,7 @@ def lightness(load: float, limit: int | None) -> float:
 
 
 def known(measurement: float | None) -> float:
-    """A measurement, or nan: a latency or throughput of zero means that there is none."""
+    """A measurement, or nan if there is none; a latency or throughput of zero means that there is none."""
     return nan if measurement is None or not measurement > 0 else float(measurement)
 
 

@@ -1,10 +1,10 @@
-"""A model of engines, learned from what a gateway observes: when requests were sent, first tokens came and answers
-ended.
+"""A model of engines, learned from what a gateway observes: when it sent requests, when first tokens came, and when
+answers ended.
 
-Enters: the lengths of busy periods with the work that was done in them, the pace of answers, and their lengths. Leaves:
-the time to read a prompt, the time of a step, and the share of answers that are longer than a number of tokens. The one
-rule: a deployment starts from a prior, and an instance from what its deployment has learned, so that the first request
-has an estimate too. Times are milliseconds.
+Enters: the durations of busy periods with the work done in them, and the pace and lengths of answers. Leaves: the time
+to read a prompt, the time of a step, and the share of answers that are longer than a number of tokens. The one rule: a
+deployment starts from a prior, and an instance starts from what its deployment has learned. So the first request has
+an estimate too. Times are milliseconds.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ BINS = 1024
 
 
 class TimeFit:
-    """A linear fit of times with at most three coefficients, held near a prior; earlier observations lose weight with
-    each new one.
+    """A linear fit of times with at most three coefficients, held near a prior. Each new observation reduces the weight
+    of the earlier ones.
 
-    Observations count by their relative error. The prior counts as much as `strength` of them, each of one coefficient
-    at its `typical` value. The equations are written out, because every answer is learned from: loops over rows and
-    columns take ten times as long.
+    Observations count by their relative error. For each coefficient, the prior counts as much as `strength`
+    observations at its `typical` value. The equations are written out because loops over rows and columns take ten
+    times as long, and every answer is an observation.
     """
 
     __slots__ = ("_decay", "_held", "_least", "_padding", "_size", "_sums", "_towards", "coefficients")
@@ -38,7 +38,7 @@ class TimeFit:
         """Minimum coefficients: more work never takes less time."""
         self._decay = decay
         self._sums = (0.0,) * 9
-        """Decaying sums of the products of the xs, row by row from the diagonal on; and of the xs."""
+        """Decaying sums: of the products of the xs, row by row from the diagonal on; then of the xs themselves."""
         self.coefficients = tuple(prior)
 
     def add(self, xs: Sequence[float], ms: float) -> None:
@@ -65,10 +65,10 @@ class TimeFit:
 
 
 class Ratio:
-    """Actual over expected time of one instance: 1 until it is known to differ from its deployment.
+    """Actual divided by expected time of one instance: 1 until it is known to differ from its deployment.
 
-    A deployment learns from times divided by the ratio of the instance over the mean of all: ratios say how instances
-    differ, and the model of the deployment how long things take.
+    A deployment learns from times that are divided by the instance's ratio relative to the mean of all ratios. So
+    ratios say how instances differ, and the model of the deployment says how long work takes.
     """
 
     __slots__ = ("_actual", "_expected", "value")
@@ -76,7 +76,7 @@ class Ratio:
     MEMORY = 64.0
     """Number of observations that count."""
     PRIOR = 16.0
-    """The number of observations that the initial ratio of 1 counts as."""
+    """The initial ratio of 1 counts as this many observations."""
 
     def __init__(self) -> None:
         self._actual = self._expected = 0.0
@@ -102,7 +102,7 @@ class PooledFit(TimeFit):
     def learn(self, xs: Sequence[float], ms: float, ratio: Ratio) -> None:
         """Learn from an instance with this ratio, whose work took this long."""
         expected = sum(map(mul, self.coefficients, xs))
-        # A single observation counts as at most fourfold off.
+        # A single observation counts as at most four times, and at least a quarter of, the expected time.
         ms = min(max(ms, 0.25 * expected * ratio.value), 4.0 * expected * ratio.value)
         self._mean += 0.02 * (ratio.value - self._mean)
         self.add(xs, ms * self._mean / ratio.value)
@@ -133,13 +133,13 @@ class OutputLengths:
 
 
 class EngineModel:
-    """What a deployment has learned of its engines."""
+    """What a deployment has learned about its engines."""
 
     __slots__ = ("lengths", "reading", "step")
 
     def __init__(self) -> None:
         self.reading = PooledFit((10.0, 60.0, 1.5), (5.0, 8.0, 20.0), strength=3.0, decay=0.99)
-        """Times per prompt, per 1,000 tokens to compute, and per million pairs of a token and an earlier one."""
+        """Times per prompt, per 1,000 tokens to compute, and per million pairs of a token and an earlier token."""
         self.step = PooledFit((15.0, 0.03), (1.0, 50.0), strength=3.0, decay=0.99)
         """Times per step, and per 1,000 tokens of context."""
         self.lengths = OutputLengths()

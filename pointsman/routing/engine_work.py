@@ -1,10 +1,10 @@
-"""What each instance has to do, from the requests that were sent to it: prompts to read, and answers that it writes.
+"""The work of each instance, from the requests that were sent to it: prompts to read, and answers to write.
 
-Theory of operation. An engine reads prompts in the order in which they came, and writes all answers meanwhile; while it
+Theory of operation. An engine reads prompts in the order in which they came, and writes all answers meanwhile. While it
 reads, answers are delayed. So a request waits for the prompts before it (`behind`), and delays the answers there by the
-time that its own prompt takes. `read_ms` counts the time that was spent reading; an answer that began at `read_ms` = x
-has been delayed by the difference since. Requests of clients that don't stream have no first token: their prompts count
-as read when the time for them is over.
+time that its own prompt takes. `read_ms` is the total time spent reading. If `read_ms` was x when an answer began, and
+is y now, the answer has been delayed by y - x. Requests from clients that don't stream have no first token: their
+prompts count as read once the estimated time for reading them is over.
 
 Enters: requests sent, first tokens, ends. Leaves: sums that are current after each event. The one rule: every request
 that was sent leaves once, whatever its outcome. Times are milliseconds.
@@ -17,13 +17,13 @@ MAX_BATCHED_TOKENS = 8192
 MIN_ANSWER = 16
 """Minimum tokens of an answer from which the pace is learned."""
 MAX_DELAY = 20.0
-"""An answer that took longer than this many times its steps counts as this many."""
+"""Maximum delay factor: an answer that took more than this many times the time of its steps counts as this many."""
 LONG_PERIOD = 32
-"""Number of prompts after which the model learns from a busy period that has not ended."""
+"""After this many prompts, the model learns from a busy period even if it has not ended."""
 
 
 class Reading:
-    """A prompt that was sent to an instance and that the instance has not read."""
+    """A prompt that was sent to an instance and is not read yet."""
 
     __slots__ = ("done", "due", "ms", "pairs", "prompt", "sent", "streams", "tokens", "tpot", "tpot_slo", "ttft")
 
@@ -54,7 +54,7 @@ class Reading:
         """Its predicted latency."""
         self.streams = streams
         self.done = (0.0, 0.0, 0.0)
-        """`done` of its instance when it was sent."""
+        """`done` of the instance when the prompt was sent."""
 
 
 class Writing:
@@ -99,9 +99,9 @@ class EngineWork:
     def __init__(self, model: EngineModel) -> None:
         self._model = model
         self.slowness, self.pace = Ratio(), Ratio()
-        """Speed ratios of reading and of writing, relative to the deployment."""
+        """How slow reading and writing are, relative to the deployment."""
         self.delays = Ratio()
-        """The time per token, divided by what it would be without prompts to read."""
+        """The time per token, divided by the time per token without prompts to read."""
         self.reading: dict[str, Reading] = {}
         """Prompts in the order in which they were sent."""
         self.writing: dict[str, Writing] = {}
@@ -126,7 +126,7 @@ class EngineWork:
         """Prompts read in the busy period so far, their tokens, and their pairs."""
 
     def tpot_ms(self) -> float:
-        """The time per token of an answer, with the recent delays by prompts."""
+        """The time per token of an answer, including the recent delays by prompts."""
         return self.step_ms() * self.delays.value
 
     def step_ms(self) -> float:
@@ -145,7 +145,7 @@ class EngineWork:
         self.patient += not one.streams
 
     def first_token(self, request_id: str, now: float) -> float | None:
-        """Handle the first token of a request. Returns the predicted time; None if no first token was expected."""
+        """Handle the first token of a request. Returns its predicted time; None if no first token was expected."""
         one = self.reading.get(request_id)
         if one is None:
             return None
@@ -154,8 +154,8 @@ class EngineWork:
         return one.ttft
 
     def ended(self, request_id: str, output_tokens: int | None, now: float) -> None:
-        """Handle a request that has left. `output_tokens`: those of its answer; None if there is none, or if
-        unknown."""
+        """Handle a request that has left. `output_tokens`: the tokens of its answer; None without an answer, or if the
+        number is unknown."""
         one = self.reading.get(request_id)
         if one is not None:
             if output_tokens is None:
@@ -184,7 +184,7 @@ class EngineWork:
     def _read(self, request_id: str, one: Reading, now: float, *, learn: bool = True) -> None:
         """Handle a prompt that is read: its answer begins."""
         step = MAX_BATCHED_TOKENS * 1e-3 * self._model.reading.coefficients[1] * self.slowness.value
-        carried = min(max(now - self.since - one.ms, 0.0), step)  # was spent on the prompts after it, in the same step
+        carried = min(max(now - self.since - one.ms, 0.0), step)  # spent on the next prompts, in the same step
         self.read_ms += max(now - self._mark, 0.0)
         self._mark = now
         is_head = next(iter(self.reading)) == request_id
@@ -217,7 +217,7 @@ class EngineWork:
             self._model.reading.learn((prompts, tokens * 1e-3, pairs * 1e-6), took, self.slowness)
 
     def _read_those_before(self, request_id: str, now: float) -> None:
-        """Handle prompts before this one that do not stream as read, because prompts are read in order."""
+        """Count earlier prompts of requests that do not stream as read, because prompts are read in order."""
         if next(iter(self.reading)) == request_id:
             return
         for other_id, other in list(self.reading.items()):
@@ -227,7 +227,7 @@ class EngineWork:
                 self._read(other_id, other, now)
 
     def settle(self, now: float) -> None:
-        """Handle prompts of requests that do not stream as read once the time for them is over."""
+        """Count prompts of requests that do not stream as read once the time for reading them is over."""
         while self.reading:
             request_id, one = next(iter(self.reading.items()))
             if one.streams or now - self.since < one.ms:
@@ -252,7 +252,7 @@ class EngineWork:
 
 
 def learn_from_end(model: EngineModel, work: EngineWork, one: Writing, tokens: int, now: float) -> None:
-    """Learn from a request whose first token was not seen: reading and writing are off by the same factor."""
+    """Learn from a request whose first token was not seen: its reading and writing are off by the same factor."""
     read = [after - before for after, before in zip(work.done, one.done, strict=True)]
     reading = work.slowness.value * model.reading_ms(int(read[0]), read[1], read[2])
     step = work.step_ms()

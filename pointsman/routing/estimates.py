@@ -1,10 +1,11 @@
 """Expected latency and cost of a request on each endpoint. Unknown is nan, never zero.
 
-Latency: the instance's average, stretched by its load (twice the average at its limit). Without an average, the time to
-generate the tokens if the requests on the instance share its throughput. Without either it is unknown.
+Latency is the instance's average, stretched by its load (twice the average at its limit). Without an average, it is the
+time to generate the tokens if the requests on the instance share its throughput. Without a throughput too, it is
+unknown.
 
-Cost: what the instance costs while it processes the tokens at its throughput, at its own price, else at a price per
-GPU. Without a throughput or a price it is unknown.
+Cost is the price of the instance for the time in which it processes the tokens at its throughput. An instance without a
+price of its own has a price per GPU. Without a throughput or a price, the cost is unknown.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def output_tokens(request: RequestMetadata) -> int:
 
 
 def latency_ms(request: RequestMetadata, candidates: Endpoints) -> Column:
-    """Expected milliseconds to the whole answer, per candidate; nan where unknown."""
+    """Expected milliseconds until the whole answer, per candidate; nan where unknown."""
     expected_ms = candidates.column(EXPECTED_MS)
     if isinstance(expected_ms, list):
         if not isnan(sum(expected_ms)):
@@ -72,21 +73,21 @@ class CostRates:
         return or_else(quotient(candidates.column(THROUGHPUT), candidates.cut(self._per_second.of(candidates))), 0.0)
 
     def _per_second_of(self, endpoints: Endpoints) -> Column:
-        """The prices of whole endpoints. They change only with the members, unlike throughputs, which are learned."""
+        """The prices of whole endpoints. Prices change only with the members; throughputs are learned."""
         own, gpus = array(endpoints.column(PRICE)), array(endpoints.column(GPUS))
         by_gpu = np.where(gpus > 0, gpus * self._price, nan)
         return column_of(np.where(np.isnan(own), by_gpu, own) / 3600, endpoints.arrays)
 
 
 def billed_tokens(request: RequestMetadata) -> int:
-    """Tokens that a request pays for: those of the prompt, and the maximum of the answer."""
+    """Tokens that a request pays for: the tokens of its prompt, and the maximum number of tokens of its answer."""
     return request.input_tokens + output_tokens(request)
 
 
 def expected(
     request: RequestMetadata, row: int, columns: Mapping[str, Column], price_per_gpu_hour: float
 ) -> tuple[float | None, float | None]:
-    """(latency, cost) on the endpoint in one row, by the same formulas; None where unknown."""
+    """(latency, cost) on the endpoint in one row, by the formulas for columns; None where unknown."""
     latency = columns[EXPECTED_MS][row]
     if latency != latency:
         latency = output_tokens(request) * 1000 * (columns[LOAD][row] + 1) / columns[THROUGHPUT][row]
@@ -100,7 +101,7 @@ def expected(
 
 
 def speed_and_cost(fleet: EndpointTable, endpoint: Endpoint) -> dict[str, float | None]:
-    """The speed and the price of an endpoint that decisions use, declared or learned; None if unknown."""
+    """The speed and the price that decisions use for an endpoint, declared or learned; None if unknown."""
     columns, row = fleet.load.columns, endpoint.row
     latency, throughput, price = (float(columns[name][row]) for name in (LATENCY_MS, THROUGHPUT, PRICE))
     per_million = price / 3600 / throughput * 1e6

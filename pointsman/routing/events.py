@@ -103,21 +103,22 @@ class Ended(DispatcherEvent, frozen=True):
 
 
 class Failed(DispatcherEvent, frozen=True):
-    """A request that was sent has failed, through no fault of its own."""
+    """A request that was sent has failed, and the request itself is not the cause."""
 
     request_id: str
     why: Reason
     retry: bool = True
-    """Whether it may be sent again; never after part of the answer has been sent."""
+    """Whether the request may be sent again. It may not once part of the answer has been sent to the client."""
     instance_id: str = ""
-    """The instance that failed; empty if it is the one that the request was sent to."""
+    """The instance that failed; empty if that is the instance to which the request was sent."""
     local: str = ""
-    """What kept the gateway from sending it, such as a lack of file descriptors; empty if the instance has failed."""
+    """What kept the gateway from sending it, such as a lack of file descriptors; empty if the instance failed."""
     full: bool = False
-    """Whether the instance had no room because others use it too: this is not a try, and it may be sent there again."""
+    """Whether the instance had no room because others use it too. This does not count as a try, and the request may be
+    sent there again."""
     answered: bool = False
-    """Whether its client gets this instance's answer unless another can be tried: it does not wait for a pause to
-    end."""
+    """Whether the client gets this instance's error answer if no other instance can be tried. Such a request does not
+    wait for a pause to end."""
 
 
 class Cancelled(DispatcherEvent, frozen=True):
@@ -125,7 +126,7 @@ class Cancelled(DispatcherEvent, frozen=True):
 
     request_id: str
     refusal: Refusal | None = None
-    """How it was answered; None: the client has gone."""
+    """How the request was answered; None if the client has gone."""
 
 
 class Joined(DispatcherEvent, frozen=True):
@@ -154,7 +155,7 @@ class Silenced(DispatcherEvent, frozen=True):
     instance_id: str
     why: Reason
     movable: tuple[str, ...] = ()
-    """Its requests that may be sent to another instance. Those that have begun, or have no tries left, stay."""
+    """Its requests that may be sent to another instance. Requests that have begun, or have no tries left, stay."""
 
 
 class HeardAgain(DispatcherEvent, frozen=True):
@@ -182,8 +183,7 @@ class Measured(DispatcherEvent, frozen=True):
 
 
 class Surveyed(DispatcherEvent, frozen=True):
-    """Several engines have reported metrics at the same moment. Readings of instances that have left count for
-    nothing."""
+    """Several engines have reported metrics at the same moment. Readings from instances that have left are ignored."""
 
     readings: Sequence[tuple[str, Metrics]]
     """Measurements by instance."""
@@ -201,14 +201,14 @@ class Rested(DispatcherEvent, frozen=True):
 
     instance_id: str
     until: float | None = None
-    """When it is measured again; None: it is not measured."""
+    """When the instance is measured again; None if it is not measured."""
 
 
 class Shared(DispatcherEvent, frozen=True):
-    """What other dispatchers have in flight, and what they have learned."""
+    """The requests that other dispatchers have in flight, and the facts that they have learned."""
 
     in_flight: Mapping[str, tuple[float, float]]
-    """Requests, and prompt tokens to compute, of all other dispatchers together, by instance."""
+    """(requests, prompt tokens to compute) by instance, summed over all other dispatchers."""
     learned: tuple[tuple[int, str, Any], ...] = ()
     """(index of the plugin among the learners, id of the endpoint, what was learned)"""
 
@@ -228,7 +228,7 @@ class Send(msgspec.Struct, frozen=True):
     made: Decided | SchedulingDecision
     endpoint: Endpoint
     headers: Mapping[str, str | None] = {}
-    """Headers to set on the request to the engine; None removes one."""
+    """Headers to set on the request to the engine; a value of None removes the header."""
     response_headers: Mapping[str, str] = {}
     """Headers to set on the answer to the client."""
 

@@ -1,4 +1,4 @@
-"""Extractors: facts about endpoints, from their labels and from what they report, that filters and scorers read.
+"""Extractors: facts that filters and scorers read about endpoints, from their labels and from what they report.
 
 Enters: the labels of an instance, or the text of its metrics. Leaves: its location, or attributes with their age. The
 one rule: what an engine does not report is missing, never zero.
@@ -56,7 +56,7 @@ class TopologyExtractor:
 
 
 class EngineReport(Protocol):
-    """The metrics that an engine has reported at one moment."""
+    """The metrics that an engine reported at one moment."""
 
     def value(self, name: str, **labels: str) -> float | None: ...
     def labels(self, name: str) -> list[dict[str, str]]: ...
@@ -78,7 +78,7 @@ _MATCHER = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*(?:"([^"]*)"|([^"~=,}\s][^",}\s]
 
 
 def metric_spec(text: str, parameter: str) -> MetricSpec | None:
-    """Read NAME or NAME{label=value,...}; quotes around values are optional. None: empty text. Raises ValueError."""
+    """Read NAME or NAME{label=value,...}; quotes around values are optional. None for empty text. Raises ValueError."""
     if not text.strip():
         return None
     spec = _SPEC.fullmatch(text)
@@ -144,7 +144,7 @@ NUMBERS = {
     "cache_block_size_spec": "block_size",
     "cache_num_blocks_spec": "num_blocks",
 }
-"""Parameters that select one number -> the field of `Metrics` that it becomes."""
+"""Parameter that selects a number -> the field of `Metrics` that this number becomes."""
 
 
 class _Reading:
@@ -166,7 +166,7 @@ class _Reading:
             self.custom.append((one, spec))
 
     def metrics(self, report: EngineReport, adapter: Metrics) -> Metrics | None:
-        """The adapter's metrics with the numbers of this configuration; None if it selects none."""
+        """The adapter's metrics, with the numbers that this configuration selects; None if it selects none."""
         if not (self._numbers or self._lora or self._cache):
             return None
         found: dict[str, Any] = {}
@@ -190,8 +190,8 @@ class _Reading:
 class CoreMetricsExtractor:
     """Reads more of what engines report than their adapters do: `customMetrics` become attributes of endpoints.
 
-    The label `engine_label_key` of an endpoint names its engine, else `default_engine`. An engine configuration may
-    also say where the queue, the KV cache and adapters of an engine are reported.
+    The label `engine_label_key` of an endpoint names its engine; without that label it is `default_engine`. An engine
+    configuration may also say where an engine reports its queue, KV cache and adapters.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class CoreMetricsExtractor:
                 yield Attribute(one.attribute_key), value
             elif not one.optional:
                 missing.append(one.metric_spec)
-        if missing:  # found attributes are kept; missing metrics are counted and shown
+        if missing:  # attributes that were found are kept; missing metrics are counted and shown
             raise LookupError(f"the engine does not report {', '.join(missing)}")
 
 

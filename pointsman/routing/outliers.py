@@ -1,14 +1,15 @@
 """Outliers: instances whose errors stand out from those of their peers, and pauses that instances ask for.
 
-Enters: the answers of instances, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
+Enters: the answers from instances, with the time. Leaves: outliers. The one rule: an instance is judged by comparison.
 
-An error is of a kind: a 4xx status, 5xx, or a try that failed. A second opinion is what another instance answers to the
-same request: success contradicts the error, the same error confirms it. The share of an instance's second opinions that
-contradict its errors is the share of its errors that count: all if there are none, none if the clients are wrong. It
-stands out if in the last 30 to 60 s
+Each error has a kind: its 4xx status, 5xx, or a try that failed. A second opinion is the answer of another instance to
+the same request. A success contradicts the error; the same error confirms it. The share of an instance's errors that
+count is the share of second opinions that contradict them. Without second opinions, all errors count. If the clients
+are wrong, second opinions confirm the errors, and none count. An instance stands out if in the last 30 to 60 s
 
-- at least 5 errors of one kind count, and at least 3 of them were contradicted; 20 if there are no second opinions,
-- their share of its results exceeds that of its peers by 10 points; by 50 for 429, as it may only be the smallest,
+- at least 5 errors of one kind count, and at least 3 were contradicted; without second opinions, at least 20 count,
+- the share of these errors among its results exceeds the share at its peers by 10 points; by 50 points for 429, because
+  an instance that answers 429 may only be the smallest,
 - and the difference of the two shares is at least 4 standard errors, which are large if there are few second opinions.
 """
 
@@ -28,11 +29,11 @@ REFUSED = "429"
 WINDOW_S = 30.0
 """Results older than two of these windows do not count."""
 STALE_RESULTS = 10
-"""Maximum number of good results that an instance keeps from a time without errors."""
+"""Maximum number of good results from a time without errors that an instance keeps."""
 MIN_CONTRADICTED = 3
 MIN_ERRORS = 5
 MIN_ERRORS_ALONE = 20
-"""The minimum without second opinions."""
+"""The minimum number of errors if there are no second opinions."""
 MIN_DIFFERENCE = 0.1
 MIN_REFUSED_DIFFERENCE = 0.5
 MIN_STANDARD_ERRORS = 4.0
@@ -40,15 +41,15 @@ REPORT_INTERVAL_S = 1.0
 """Minimum interval between reports of one instance."""
 
 MAX_SPARED = 7
-"""While second opinions confirm errors of a kind, only one error in up to 2 to the power of this gets another."""
+"""While second opinions confirm errors of a kind, fewer errors get one: as few as one in 2 to the power of this."""
 MAX_SPARED_OUTLIER = 3
-"""MAX_SPARED for an instance that has more such errors than its peers."""
+"""Replaces MAX_SPARED for an instance that has more errors of the kind than its peers."""
 
 FIRST_PAUSE_S = 0.1
-"""The pause of an instance that does not say how long it is; it doubles with each further pause before a success."""
+"""The pause of an instance that asks for one without a length. It doubles with each further pause before a success."""
 MAX_OWN_PAUSE_S = 10.0
 MAX_PAUSE_S = 60.0
-"""Maximum pause: an instance that asks for more is tried again after this time."""
+"""Maximum pause: an instance that asks for a longer one is tried again after this time."""
 
 
 def kind_of(status: int) -> str:
@@ -64,7 +65,7 @@ class Doubt(NamedTuple):
 
 
 class Outlier(NamedTuple):
-    """An instance that stands out: its results beside those of its peers."""
+    """An instance that stands out: its results, compared with those of its peers."""
 
     instance_id: str
     kind: str
@@ -90,7 +91,7 @@ class ErrorCount(msgspec.Struct):
 
 
 class ErrorShare(NamedTuple):
-    """Errors of one kind of one or more instances, and how many of them count."""
+    """Errors of one kind at one or more instances, and how many of them count."""
 
     results: int
     found: int
@@ -99,11 +100,12 @@ class ErrorShare(NamedTuple):
 
     @property
     def errors(self) -> float:
-        """Errors that count."""
+        """The number of errors that count."""
         return self.found * self.contradicted / self.asked if self.asked else self.found
 
     def variance(self, error_share: float, contradicted_share: float) -> float:
-        """The variance of the share of errors that count, given these true shares of results and opinions."""
+        """The variance of the share of errors that count, if these are the true shares of errors among results, and of
+        contradictions among opinions."""
         by_results = contradicted_share**2 * error_share * (1.0 - error_share) / self.results
         if not self.asked:
             return by_results
@@ -114,13 +116,13 @@ class Streak(msgspec.Struct):
     """What an instance has done since its last success."""
 
     failures: int = 0
-    """Tries that failed or were answered with 5xx."""
+    """Number of tries that failed or were answered with 5xx."""
     refusals: int = 0
     """Number of pauses."""
 
     def pause_s(self, asked_s: float | None, *, is_paused: bool) -> float:
         """The pause of the instance: the time that it asks for, within limits."""
-        if not is_paused:  # otherwise this is one of several requests that were sent earlier
+        if not is_paused:  # else this is one of several requests that were sent before the pause
             self.refusals += 1
         if asked_s is not None:
             return min(max(asked_s, FIRST_PAUSE_S), MAX_PAUSE_S)
@@ -160,7 +162,7 @@ class Outliers:
     def __init__(self) -> None:
         self._now, self._before = ResultWindow(), ResultWindow()
         self.good = self._now.good
-        """Successes by instance. The caller counts them here itself, because this must be fast."""
+        """Successes by instance. The caller counts them here directly, because counting must be fast."""
         self.streaks: dict[str, Streak] = defaultdict(Streak)
         """Streaks of instances whose last result was not a success. The caller removes one at its next success."""
         self._sparing: dict[Doubt, Sparing] = {}
@@ -169,8 +171,8 @@ class Outliers:
         self._began = 0.0
 
     def joined(self) -> None:
-        """Handle an instance that joins or comes back. It has no earlier results, so those of its peers are dropped
-        too: only results of the same time are compared."""
+        """Handle an instance that joins or comes back. It has no earlier results, so the earlier results of its peers
+        are dropped: only results from the same time are compared."""
         for window in (self._now, self._before):
             window.good.clear()  # the caller counts in this object
             window.errors.clear()
@@ -214,8 +216,8 @@ class Outliers:
     # What follows
 
     def wants_opinion(self, doubt: Doubt, peers: Sequence[str], now: float) -> bool:
-        """Whether to ask another instance about this error; if not, that is counted. At first every error is checked.
-        While the others confirm errors of this kind, fewer and fewer are.
+        """Whether to ask another instance about this error. A result of False is counted. At first every error is
+        checked. While other instances confirm errors of this kind, fewer and fewer errors are checked.
         """
         sparing = self._sparing.get(doubt)
         if sparing is None:
@@ -229,9 +231,10 @@ class Outliers:
         return False
 
     def find(self, doubt: Doubt, peers: Sequence[str], now: float) -> Outlier | None:
-        """The instance of an error, if it stands out by this kind of error and was not reported just before.
+        """The instance of an error as an `Outlier`; None if it does not stand out by this kind of error, or was just
+        reported.
 
-        `peers`: all instances that take requests; it may be among them.
+        `peers`: all instances that take requests. The instance itself may be among them.
         """
         count = self._count(doubt)
         if count.asked:
@@ -251,7 +254,8 @@ class Outliers:
     def _differs(
         self, doubt: Doubt, peers: Sequence[str], now: float, *, raw: bool = False
     ) -> tuple[ErrorShare, ErrorShare] | None:
-        """The shares of an instance and of its peers, if its own is clearly larger. `raw`: without second opinions."""
+        """The shares of an instance and of its peers, if its own share is clearly larger; else None. `raw`: ignore
+        second opinions."""
         self._roll(now)
         own = self._share(doubt, raw=raw)
         each = [self._share(Doubt(peer, doubt.kind), raw=raw) for peer in peers if peer != doubt.instance_id]
@@ -277,7 +281,7 @@ class Outliers:
         return ErrorCount(*(sum(values) for values in zip(*map(msgspec.structs.astuple, found), strict=True)))
 
     def _roll(self, now: float) -> None:
-        """Begin another window if it is due. Called at errors only, because successes are counted without a time."""
+        """Begin another window if it is due. This is called at errors only: successes are counted without a time."""
         age_s = now - self._began
         if age_s < WINDOW_S:
             return

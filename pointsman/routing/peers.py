@@ -1,11 +1,11 @@
-"""What dispatchers of the same instances share with each other: requests in flight, and what plugins have learned.
+"""What dispatchers for the same instances share with each other: requests in flight, and what plugins have learned.
 
-Enters: messages of other dispatchers, with the time. Leaves: messages for them, and events for this process's
-dispatcher. The one rule: messages are optional. A dispatcher that receives none decides by what it has sent itself.
+Enters: messages from other dispatchers, with the time. Leaves: messages for them, and events for this process's
+dispatcher. The one rule: messages are optional. A dispatcher without messages decides by what it has sent itself.
 
-A message has absolute numbers for the instances whose numbers have changed, so two messages can be merged into one;
+A message has absolute numbers for the instances whose numbers have changed, so two messages can be merged into one.
 `begin_again` restores what was lost with a connection. Each dispatcher adds what others have in flight to its own
-columns (`endpoints.share`), where scorers, filters and limits find it without depending on other dispatchers.
+columns (`endpoints.share`). There scorers, filters and limits read the sum, and need not know other dispatchers.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS
 from pointsman.routing.events import Shared
 
 SILENCE_S = 3.0
-"""The load of another dispatcher is dropped if nothing was received from it for this long."""
+"""The load from another dispatcher is dropped if nothing was received from that dispatcher for this long."""
 AT_ONCE = 512
-"""Maximum number of learned facts in one message; the next message has the others."""
+"""Maximum number of learned facts in one message. The rest goes into the next messages."""
 MAX_UNTOLD = 8 * AT_ONCE
-"""Older facts are dropped: others learn them from their own requests."""
+"""Maximum number of facts not yet sent. The oldest are dropped: other dispatchers learn from their own requests."""
 REPEATED_S = 10.0
-"""Minimum time before a fact is repeated: others keep what is used, and drop the rest."""
+"""Minimum time before a fact is repeated. Repetition shows others that it is in use; they drop facts that are not."""
 
 NOTHING = (0.0, 0.0)
 
@@ -46,11 +46,11 @@ class Peers:
     """The other dispatchers: messages to them, and what they have reported."""
 
     def __init__(self, dispatcher: Dispatcher, tell: Callable[[Shared], None]) -> None:
-        """`tell` passes events to the dispatcher, and carries out its commands."""
+        """`tell` passes events to the dispatcher, and carries out the commands that it returns."""
         self._dispatcher = dispatcher
         self._tell = tell
         self._plugins: tuple[Any, ...] | None = None
-        """The plugins whose learning is observed; None before the first time."""
+        """The plugins whose learning is observed; None before the first call of `news`."""
         self._told: dict[str, tuple[float, float]] = {}
         self._untold: deque[tuple[int, str, Any]] = deque(maxlen=MAX_UNTOLD)
         self._repeated: set[tuple[int, str, Any]] = set()
@@ -62,7 +62,7 @@ class Peers:
     # Messages for others
 
     def begin_again(self) -> None:
-        """Start over with peers that have no earlier messages."""
+        """Start over, as for peers that have received no earlier messages."""
         self._told.clear()
         self._repeated.clear()
 
@@ -102,7 +102,7 @@ class Peers:
     # Messages from others
 
     def heard(self, peer: str, news: News | None, now: float) -> None:
-        """Take in the message of a peer; None if it is alive and nothing has changed."""
+        """Take in the message from a peer. `news` is None if the peer is alive and nothing has changed."""
         self._heard_at[peer] = now
         if news is not None and news:
             known = self._heard.setdefault(peer, {})
@@ -110,7 +110,7 @@ class Peers:
             self._add(news.in_flight, news.learned)
 
     def gone(self, peer: str) -> None:
-        """Remove a peer that has ended, and its load."""
+        """Remove a peer that has ended, together with its load."""
         self._heard_at.pop(peer, None)
         lost = self._heard.pop(peer, None)
         if lost:
@@ -135,7 +135,7 @@ class Peers:
 
 
 def own_load(dispatcher: Dispatcher) -> dict[str, tuple[float, float]]:
-    """Requests and tokens that a dispatcher itself has in flight, by instance; without idle ones."""
+    """Requests and tokens that a dispatcher itself has in flight, by instance, without idle instances."""
     columns: Mapping[str, Any] = dispatcher.fleet.load.columns
     found = {}
     for endpoint in dispatcher.fleet.roster:

@@ -53,10 +53,10 @@ class DispatchListener(Protocol):
 
 @runtime_checkable
 class ProgressListener(Protocol):
-    """Is notified of the progress of requests that were sent: of each first token, and once of each end.
+    """Is notified of the progress of requests that were sent: of each first token, and of each end, once.
 
-    A request that is sent again after a failure has ended on the first instance. The answers of clients that don't
-    stream (`RequestMetadata.streams`) have no first token.
+    A request that is sent again after a failure has ended on the first instance. Answers to clients that don't stream
+    (`RequestMetadata.streams`) have no first token.
     """
 
     def first_token(self, endpoint: Endpoint, request: RequestMetadata, now: float) -> None: ...
@@ -88,7 +88,7 @@ class ResponseHeaderWriter(Protocol):
 
 @runtime_checkable
 class DepartureListener(Protocol):
-    """Is notified when an instance has left, to drop its state."""
+    """Is notified when an instance has left, so that the plugin can drop what it keeps about the instance."""
 
     def departed(self, endpoint: Endpoint) -> None: ...
 
@@ -98,7 +98,7 @@ class Learner(Protocol):
     """A plugin that remembers what was sent where, and can learn what other dispatchers have sent."""
 
     listener: Callable[[str, Any], None] | None
-    """Called with the id of an endpoint and what was learned about it, as plain data."""
+    """Called with the id of an endpoint, and with what was learned about the endpoint, as plain data."""
 
     def learn(self, endpoint: Endpoint, what: Any, now: float) -> None:
         """Learn what another dispatcher has learned."""
@@ -127,19 +127,19 @@ class EndpointDiscovery(Protocol):
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
-    """How much of the prompt each endpoint probably has in its cache. One entry per row of the whole roster."""
+    """How much of the prompt each endpoint probably has in its cache. Columns have one entry per row of the roster."""
 
     match: Column
-    """Consecutive blocks from the first; weighted by cache tier where tiers are known."""
+    """Number of consecutive cached blocks from the first on, weighted by cache tier where tiers are known."""
     total: Column
-    """Blocks of the prompt, in the block size of the endpoint."""
+    """Number of blocks of the prompt, at the block size of the endpoint."""
     block_size: Column
     """Tokens per block."""
     cached: Column
-    """Blocks, unweighted; the same as `match` unless tiers are weighted."""
+    """The same as `match`, but never weighted."""
 
     def uncached_tokens(self, prompt: float) -> Column:
-        """Tokens that each endpoint would compute of a prompt: in blocks that did not match, and those not hashed."""
+        """Tokens of a prompt that each endpoint would compute: in blocks that did not match, and those not hashed."""
         if isinstance(self.match, list):
             return self._uncached(prompt, self.match, cast("list[float]", self.total))
         size = array(self.block_size)
@@ -162,7 +162,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True):
-    """Predicted latency of a request on one endpoint. Headroom is SLO minus prediction."""
+    """Predicted latency of a request on one endpoint. Headroom is the SLO minus the prediction."""
 
     ttft: float
     tpot: float
@@ -179,7 +179,7 @@ class LatencyOutlook(msgspec.Struct, eq=False):
     behind: Column
     """Time until the prompts that are already on the endpoint are read."""
     reading: Column
-    """Time to read the prompt of this request after them."""
+    """Time to read the prompt of this request once those prompts are read."""
     context: Column
     """Prompt tokens of the requests on the endpoint."""
     works: "list[EngineWork]"
@@ -191,20 +191,20 @@ class LatencyOutlook(msgspec.Struct, eq=False):
     waited: float
     """Time since its arrival."""
     usual_ttft_slo_ms: float
-    """Objectives of requests that state none."""
+    """Latency objectives of requests that state no objectives."""
     busy: float
     """Share of endpoints that had prompts to read, over the last minute."""
 
 
 NEAR: Key[Endpoint] = Key("near")
-"""The endpoint to be near, for example if one endpoint prefills for another."""
+"""The endpoint that the next target should be near, for example if one endpoint prefills for another."""
 PREFIX_MATCH: Key[PrefixMatch] = Key("prefix-match")
 UNCACHED_REQUEST_TOKENS: Key[Column] = Key("uncached-request-tokens")
 """Tokens of this request that each endpoint would have to compute."""
 ESTIMATED_OUTPUT_TOKENS: Key[float] = Key("estimated-output-tokens")
-"""The part of these tokens that is an estimate of the answer; absent: 0."""
+"""The part of `UNCACHED_REQUEST_TOKENS` that is an estimate for the answer; 0 if absent."""
 MEDIA_MATCH: Key[Column] = Key("media-match")
-"""The share of the request's media that each endpoint probably has encoded before; absent if it has none."""
+"""The share of the request's media that each endpoint has probably encoded before; absent if there are no media."""
 OUTLOOK: Key[LatencyOutlook] = Key("outlook")
 PREDICTED: Key[tuple[float, float]] = Key("predicted")
 """Predicted TTFT and TPOT of the request on the endpoint that was chosen, in milliseconds."""

@@ -1,6 +1,6 @@
 """A promotion: from a canary's two shares to the decision whether its candidate takes effect.
 
-Enters: the time, and the counts of both shares. Leaves: a verdict with its reason, once there is one. The one rule:
+Enters: the time, and the counts of both shares. Leaves: a verdict with its reason, once it can be given. The one rule:
 unless the condition is known to hold, the policy in force stays.
 
     running -> promoted      the condition holds when the time is over
@@ -18,15 +18,15 @@ from pointsman.reasons import Reason
 from pointsman.routing.canary import CanaryCounts, ShareCounts, ShareLatencies
 
 MIN_REQUESTS = 30
-"""Minimum requests with the compared metric in each share: fewer prove nothing."""
+"""Minimum number of requests with the compared metric in each share: fewer prove nothing."""
 EARLY_REQUESTS = 100
-"""Minimum requests in each share before a candidate can be judged to be much worse."""
+"""Minimum number of requests in each share before a candidate can be judged to be much worse."""
 MUCH_WORSE = 0.5
 """A candidate whose metric is worse by more than this share is stopped early."""
 MAX_FAILURES = 3
-"""Number of requests without an answer of the candidate (it raised, blocked or was suspended) that end a promotion."""
+"""A promotion ends after this many requests for which the candidate raised, blocked or was suspended."""
 MAX_MORE_ERRORS = 0.02
-"""Maximum excess of the candidate's share of failed requests, given at least `MIN_REQUESTS`."""
+"""Maximum excess of the candidate's share of failed requests, if there are at least `MIN_REQUESTS`."""
 
 _LATENCIES = {"ttft": "time to the first token", "tpot": "time per output token", "e2e": "time to the whole answer"}
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -51,7 +51,7 @@ class Term(msgspec.Struct, frozen=True):
     metric: str
     comparison: str
     limit: float
-    """The change, as a share: -0.05 is 5 % less. For `errors` and `attainment`, the difference."""
+    """The limit for the relative change: -0.05 is 5 % less. For `errors` and `attainment`, it is for the difference."""
 
     def __str__(self) -> str:
         return f"{self.metric} {self.comparison} {self.limit * 100:+g}%".replace("+0%", "0%")
@@ -80,7 +80,7 @@ def read_condition(text: str) -> tuple[Term, ...]:
 
 
 def figure(metric: str, share: ShareCounts) -> tuple[float | None, int]:
-    """A metric of one share, None if unknown, and the number of requests with that metric."""
+    """A metric of one share (None if unknown), and the number of requests with that metric."""
     if metric == "errors":
         return (share.errors / share.requests if share.requests else None), share.requests
     if metric == "attainment":
@@ -93,7 +93,7 @@ def figure(metric: str, share: ShareCounts) -> tuple[float | None, int]:
 
 
 def change_of(metric: str, counts: CanaryCounts) -> float | None:
-    """The difference of the candidate's share; None if unknown."""
+    """How much the metric of the candidate's share differs from the other share; None if unknown."""
     (theirs, _), (ours, _) = figure(metric, counts.candidate), figure(metric, counts.in_force)
     if theirs is None or ours is None:
         return None
@@ -119,7 +119,7 @@ class Promotion(msgspec.Struct):
     began: float
     """When it began, on the clock of the plane."""
     counts: CanaryCounts
-    """The counts as last observed."""
+    """The most recent counts."""
     verdict: PromotionVerdict | None = None
 
     def observe(self, counts: CanaryCounts, now: float) -> PromotionVerdict | None:
@@ -130,7 +130,7 @@ class Promotion(msgspec.Struct):
         return self.verdict
 
     def give_up(self, why: Reason) -> PromotionVerdict:
-        """End it on request; the policy in force stays."""
+        """End the promotion on request; the policy in force stays."""
         self.verdict = self.verdict or PromotionVerdict("rolled back", why)
         return self.verdict
 

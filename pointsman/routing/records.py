@@ -1,4 +1,4 @@
-"""Records of requests: what was decided about each and how it ended; and counters over all of them."""
+"""Records of requests: what was decided for each, and how it ended; and counters over all requests."""
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
@@ -44,7 +44,7 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
 
     def merge(self, other: "Histogram") -> None:
-        """Add the counts of another with the same bounds."""
+        """Add the counts of another histogram with the same bounds."""
         self.total += other.total
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
 
@@ -58,7 +58,7 @@ class Histogram:
 
 
 class Account:
-    """Counts of one strategy on one instance."""
+    """Counts for one strategy on one instance."""
 
     __slots__ = ("decisions", "met", "missed", "waited_s")
 
@@ -67,7 +67,7 @@ class Account:
         self.waited_s = Histogram()
         """Time from arrival to dispatch."""
         self.met = 0
-        """Requests that have ended and met their deadline; `missed` counts the others."""
+        """Number of requests that ended within their deadline; `missed` counts those that did not."""
         self.missed = 0
 
     def add(self, other: "Account") -> None:
@@ -78,7 +78,7 @@ class Account:
 
     @property
     def slo_attainment(self) -> float | None:
-        """The share of deadlines met; None if there were none."""
+        """The share of deadlines that were met; None if there were no deadlines."""
         ended = self.met + self.missed
         return self.met / ended if ended else None
 
@@ -97,7 +97,7 @@ class Counters:
         self.closed: Counter[tuple[str, str]] = Counter()
         """Number of times that an instance was closed for a time, by instance and code of the reason."""
         self.broken_promises: Counter[str] = Counter()
-        """Decisions of a user's policy that were not carried out, by the code of the reason."""
+        """Decisions by a user's policy that were not carried out, counted by the code of the reason."""
         self.policy_errors: Counter[str] = Counter()
         self.useless = Useless()
 
@@ -114,11 +114,11 @@ class Counters:
             account.missed += not met_deadline
 
     def broken_promise(self, reason: Reason) -> None:
-        """Count a decision that was not carried out. If the instance was unfit, count by what is wrong with it."""
+        """Count a decision that was not carried out. If the instance was unfit, the key is why it was unfit."""
         self.broken_promises[reason.facts.get("cause", reason).code] += 1
 
     def policy_error(self, what: str) -> None:
-        """Count an exception. Its text may name requests, so beyond `MAX_KINDS` texts the others are counted as one."""
+        """Count an exception by its text. Texts may name requests, so all beyond the first `MAX_KINDS` count as one."""
         errors = self.policy_errors
         errors[what if what in errors or len(errors) < MAX_KINDS else OTHERS] += 1
 
@@ -186,7 +186,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     cost_budget: float | None
     arrived_at: float
     input_tokens: int
-    """Estimated until the engine has counted them; `cached_tokens` were in its prefix cache."""
+    """An estimate until the engine has counted the tokens; `cached_tokens` of them were in its prefix cache."""
     cached_tokens: int | None = None
     strategy: str = ""
     trace: Trace | None = None
@@ -195,7 +195,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """Why the last cycle found no instance."""
     made: Decided | SchedulingDecision | None = None
     dropped: Reason | None = None
-    """Why the policy's own decision was not carried out, or why the policy did not decide."""
+    """Why the policy's decision was not carried out, or why the policy did not decide."""
     failures: tuple[tuple[str, Reason], ...] = ()
     """(instance, reason) of each failed try."""
     sent_at: float | None = None
@@ -205,7 +205,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     status: int | None = None
     """Status of the answer that the client got; None if there is none."""
     cost: float | None = None
-    """The charge of its tenant; None if it has no price."""
+    """What its tenant is charged; None if there is no price."""
     refusal: Refusal | None = None
 
     @property
@@ -243,12 +243,12 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def instance(self) -> str:
-        """The instance that it was sent to; empty if none."""
+        """The instance to which it was sent; empty if it was not sent."""
         return "" if self.made is None else self.made.target_instance_id
 
     @property
     def predicted(self) -> tuple[float, float] | None:
-        """TTFT from its sending, and TPOT, in milliseconds; None if they were not predicted."""
+        """Predicted TTFT (counted from when it was sent) and TPOT, in milliseconds; None without a prediction."""
         return self.made.predicted if isinstance(self.made, Decided) else None
 
     @property
@@ -293,7 +293,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 def summary_of(record: Any) -> dict[str, Any]:
-    """A request as lists show it. `record`: a `Record`, or a row with the same fields."""
+    """A request in the form that lists show. `record`: a `Record`, or a row with the same fields."""
     arrived_at, sent_at = record.arrived_at, record.sent_at
     return {
         "request_id": record.request_id,
@@ -341,7 +341,7 @@ class Records:
         )
         if request_id in records:
             earlier = records.pop(request_id)
-            records[f"{request_id} {earlier.arrived_at}"] = earlier  # a client may use an id again
+            records[f"{request_id} {earlier.arrived_at}"] = earlier  # clients may use an id again
         records[request_id] = record
         if len(records) > self._limit:
             records.popitem(last=False)
@@ -361,7 +361,7 @@ def _ms(start: float, end: float | None) -> float | None:
 
 
 class Journal:
-    """Records and counters of a dispatcher. Every request is counted, even after its record was dropped."""
+    """The records and counters of a dispatcher. Every request is counted, even if its record is dropped."""
 
     def __init__(self, keep_records: int, strategy: str) -> None:
         self.records = Records(keep_records)
@@ -371,7 +371,7 @@ class Journal:
         self.ended: deque[Record] = deque(maxlen=keep_records)
         """Records of requests that have ended, until they are taken from here."""
         self.strategy = strategy
-        """The strategy under which requests are counted until one has decided."""
+        """The strategy under which a request is counted until a strategy has decided about it."""
 
     def arrived(self, request: RequestMetadata, now: float) -> Record:
         self.counters.arrived += 1
@@ -380,7 +380,7 @@ class Journal:
     def went_at_once(
         self, sent: "Sent", made: Decided, trace: Trace | None, now: float, why: Reason | None = None
     ) -> None:
-        """Record that a request was sent on arrival. `why`: why a stand-in decided about it; None if none did."""
+        """Record that a request was sent on arrival. `why`: why a stand-in decided; None if no stand-in decided."""
         self.counters.arrived += 1
         self.counters.dispatched(sent.strategy, made.target_instance_id, 0.0)
         record = self.records.open(sent.item.request, now)
@@ -395,7 +395,7 @@ class Journal:
             record.trace, record.failure = trace, failure
 
     def dropped(self, made: SchedulingDecision, broken: Reason, policy: str) -> None:
-        """Record that a decision of a user's policy is not carried out."""
+        """Record that a decision by a user's policy is not carried out."""
         self.counters.broken_promise(broken)
         record = self.records.get(made.request_id)
         if record is not None and record.made is None:  # a second decision about a sent request changes nothing

@@ -1,7 +1,7 @@
 """The table of requests: every request that has arrived and not left, waiting in a queue or sent to an instance.
 
-Each model has its own queue, so that no model's requests hold up another's. The one rule: a request is in the
-table exactly once, and only the table moves it, from waiting to sent and back, and out.
+Each model has its own queue, so that requests for one model do not hold up requests for another. The one rule: a
+request is in the table exactly once, and only the table moves it: from waiting to sent, back to waiting, and out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ class Sent(msgspec.Struct, eq=False):
     endpoint: Endpoint
     strategy: str
     lightness: float
-    """Lightness of the endpoint just before the request was sent."""
+    """The lightness of the endpoint just before the request was sent."""
     begun: bool = False
-    """Whether part of the answer has been sent: then the request must not be sent again."""
+    """Whether part of the answer has been sent. If so, the request must not be sent again."""
     revoked: Refusal | None = None
-    """Set while the request is being stopped for more important work."""
+    """The refusal of a request that is being stopped for more important work; else None."""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Hold(msgspec.Struct, frozen=True):
     prefill: bool = False
     """Whether the endpoint only prefills, so that it is released with the first token."""
     output: float = 0.0
-    """The part of `tokens` that is expected for the answer; released when it ends."""
+    """The part of `tokens` that is expected for the answer; released when the answer ends."""
 
 
 def holds_of(cycle: RequestCycle, result: SchedulingResult[Endpoint]) -> list[Hold]:
@@ -84,7 +84,7 @@ class Ledger:
         return request_id in self._holds
 
     def reserve(self, request_id: str, holds: Sequence[Hold]) -> None:
-        """Count a request on its endpoints. Raises if it is in flight already."""
+        """Count a request on its endpoints. Raises if the request is in flight already."""
         if request_id in self._holds:
             raise ValueError(f'request "{request_id}" is already in flight')
         self._holds[request_id] = holds
@@ -131,14 +131,14 @@ class Pool:
 
     queue: FlowControl
     eviction: InFlightEviction | None
-    """Stops running requests for more important ones of the same model; None: nothing is stopped."""
+    """Stops running requests for more important ones to the same model; None if nothing is stopped."""
     saturation: PoolSaturation | None
-    """Measures how full the instances are; None: saturation holds nothing back."""
+    """Measures how full the instances are; None if saturation does not hold requests back."""
 
     def __init__(self, model: str, plan: DispatchPlan, fleet: EndpointTable) -> None:
         self.model = model
         self.running = 0
-        """Requests that were sent and have not ended."""
+        """Number of requests that were sent and have not ended."""
         self._fleet = fleet
         self.configure(plan)
 
@@ -162,7 +162,7 @@ class Pools:
         self._fleet = fleet
         self._by_model: dict[str, Pool] = {}
         self.busy: dict[str, Pool] = {}
-        """The pools in which a request waits, and perhaps others."""
+        """All pools in which a request waits, and perhaps some in which none waits."""
 
     def of(self, model: str) -> Pool | None:
         """The pool of this model; None if requests wait for too many models that no instance serves."""
@@ -180,8 +180,8 @@ class Pools:
         return pool if pool is not None and pool.queue.is_open else None
 
     def configure(self, plan: DispatchPlan) -> list[tuple[Pool, list[Queued]]]:
-        """Give each pool an empty queue according to another plan. Returns the waiting requests of pools that had any,
-        in order."""
+        """Give each pool an empty queue according to another plan. Returns the pools in which requests waited, with
+        these requests in order."""
         self._plan = plan
         left = [(pool, list(pool.queue.waiting())) for pool in self.waiting()]
         for pool in self._by_model.values():
@@ -215,7 +215,7 @@ class Pools:
         return [pool for pool in self.waiting() if (due := pool.queue.next_expiry()) is not None and due <= now]
 
     def next_expiry(self) -> float | None:
-        """When the next waiting request expires; None: never, unless something changes."""
+        """When the next waiting request expires; None if none will expire unless something changes."""
         waiting = self.waiting()
         if not waiting:
             return None
@@ -242,11 +242,11 @@ class RequestTable:
         return len(self._waiting) + len(self._sent)
 
     def wait(self, item: Queued) -> None:
-        """Add a request that its queue has accepted: it waits."""
+        """Add a request that its queue has accepted, as waiting."""
         self._waiting[item.request.request_id] = item
 
     def send(self, item: Queued, pool: Pool, endpoint: Endpoint, strategy: str, holds: Sequence[Hold]) -> Sent:
-        """Add a request that did not wait: it is on its instance, and reserves a share of it."""
+        """Add a request that did not wait, as sent to an instance, and reserve its share of the instance."""
         request_id = item.request.request_id
         sent = Sent(item, pool, endpoint, strategy, float(self._load.columns[LIGHTNESS][endpoint.row]))
         self.ledger.reserve(request_id, holds)
@@ -263,7 +263,7 @@ class RequestTable:
         return self.send(item, pool, endpoint, strategy, holds)
 
     def take_back(self, request_id: str, now: float) -> Sent | None:
-        """Take a request back that has left its instance. Returns None if it was not sent, or left before.
+        """Take back a request that has left its instance. Returns None if it was not sent, or was taken back before.
 
         Follow it with `wait_again`, or report the end of the request to the queue of the pool.
         """
@@ -283,7 +283,7 @@ class RequestTable:
         self.pools.busy[sent.pool.model] = sent.pool
 
     def revoke(self, request_id: str, refusal: Refusal, commands: list[DispatcherCommand]) -> None:
-        """Mark a sent request to be stopped; it leaves when its runtime reports that."""
+        """Mark a sent request as to be stopped. It leaves the table when the runtime reports that it has stopped."""
         sent = self._sent[request_id]
         sent.revoked = refusal
         commands.append(Revoke(sent.item.request, refusal))
@@ -306,9 +306,9 @@ class RequestTable:
         self.refuse(request, Refusal(Outcome.REJECTED_OTHER, why), now, commands)
 
     def configure(self, plan: DispatchPlan, now: float, commands: list[DispatcherCommand]) -> None:
-        """Put waiting requests into the order of another plan. They stay, and so does the time they have waited."""
+        """Put waiting requests into the order of another plan. They keep waiting, and the time so far still counts."""
         waiting = self.pools.configure(plan)
-        for sent in self._sent.values():  # first, so that they need not be compared with those that wait
+        for sent in self._sent.values():  # first, so that they need not be compared with waiting ones
             sent.pool.queue.adopt(sent.item)
             if sent.pool.eviction is not None:
                 sent.pool.eviction.started(sent.item)

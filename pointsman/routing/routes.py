@@ -25,7 +25,7 @@ class Route(Protocol):
     def name(self) -> str: ...
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance, chosen for the present state. Reserves nothing."""
+        """Choose an instance for the present state, without reserving anything."""
         ...
 
 
@@ -71,7 +71,7 @@ POOL_WIDE = frozenset({"other-model", "not-accepting", "paused", "silent", "ejec
 """Codes of rejections that apply to every request for the same model."""
 
 SEED_STEP = 0xD1342543DE82EF95
-"""The step between the seeds of two choices: odd, and different from the step of the generator."""
+"""The step between the seeds of two choices. It is odd, and different from the step of the generator."""
 
 _64_BITS = (1 << 64) - 1
 
@@ -82,7 +82,7 @@ class Chooser:
     def __init__(self, route: Route, fleet: EndpointTable, *, traced: bool, seed: int) -> None:
         self.route = route
         self.stand_in: Route | None = None
-        """Chooses if the route raises. None: the caller gets the exception."""
+        """Chooses if the route raises. If None, the caller gets the exception."""
         self.failed: Callable[[Exception], None] = lambda _: None
         """Called when the stand-in has to choose."""
         self._fleet = fleet
@@ -92,11 +92,11 @@ class Chooser:
     def cycle(self, request: RequestMetadata, now: float, *, traced: bool = False) -> RequestCycle:
         """A cycle for this request, with a trace if `traced` or if all cycles are traced."""
         trace = Trace() if traced or self._traced else None
-        seed = self._seed = (self._seed + SEED_STEP) & _64_BITS  # the generator spreads it
+        seed = self._seed = (self._seed + SEED_STEP) & _64_BITS  # the generator mixes it
         return Cycle(request, now, seed, trace)
 
     def choose(self, cycle: RequestCycle, item: Queued) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance for this request. Instances that failed it are left out while another one serves its model."""
+        """Choose an instance for this request, without those on which it failed if another one serves its model."""
         endpoints = self._fleet.roster
         if item.excluded:
             rest = endpoints.without([endpoint.row for endpoint in endpoints if str(endpoint) in item.excluded])
@@ -124,7 +124,7 @@ class Chooser:
         return choice
 
     def choose_by(self, policy: BatchPolicy, requests: Sequence[RequestMetadata], now: float) -> Vetted:
-        """The decisions of a policy about these requests, checked. The policy may raise any exception."""
+        """The checked decisions of a policy for these requests. Raises any exception that the policy raises."""
         policy.now = now
         policy.seed = self._seed = (self._seed + SEED_STEP) & _64_BITS
         decisions = decisions_in(policy.schedule(list(requests), self._fleet.instances()))
@@ -132,7 +132,7 @@ class Chooser:
 
 
 def stood_in(stand_in: str, policy: str, error: Exception) -> Reason:
-    """Why the stand-in decided and not the policy."""
+    """The reason that says why the stand-in decided, and not the policy."""
     if isinstance(error, UserCodeFailed):
         return Reason("stand-in-decided", {"stand_in": stand_in, "policy": error.plugin, "cause": error.why})
     broken = error.broken if isinstance(error, PluginError) else what_it_did(error)
@@ -151,14 +151,14 @@ def pool_wide(failure: SchedulingFailure[Endpoint]) -> bool:
 
 
 class DispatcherSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a dispatcher, whatever its plan. The only place that declares their defaults."""
+    """Settings of a dispatcher, whatever its plan is. Their defaults are declared only here."""
 
     max_tries: int = 5
-    """How often a request is sent in total before it is refused."""
+    """How often a request is sent, in total, before it is refused."""
     keep_records: int = 10_000
-    """Number of decision records to keep, the newest."""
+    """How many of the newest decision records are kept."""
     traced: bool = True
-    """Keep the reasons of every decision."""
+    """Whether the reasons for every decision are kept."""
     seed: int = 0
 
 
@@ -172,19 +172,19 @@ class DispatchPlan(msgspec.Struct, frozen=True):
     make_queue: Callable[[], FlowControl]
     """Makes the queue of one model."""
     policy: BatchPolicy | None = None
-    """Decides by batch; `route` decides when it raises."""
+    """Decides on batches of requests; `route` decides when the policy raises."""
     stand_in: Route | None = None
-    """Decides if users' code in `route` fails. None: the request is refused."""
+    """Decides if users' code in `route` fails. If None, the request is refused."""
     plugins: tuple[Any, ...] = ()
-    """Each is called for the roles that it implements."""
+    """The plugins. Each is called in all roles whose methods it has."""
     detector: SaturationDetector | None = None
-    """Holds waiting requests back while it finds the pool saturated. None: only full instances do."""
+    """Holds waiting requests back while it finds the pool saturated. If None, requests wait only for full instances."""
     shedding: Admitter | None = None
-    """The last of the admitters: denies requests of negative priority only."""
+    """The last admitter, which denies only requests of negative priority."""
     make_eviction: Callable[[], InFlightEviction] | None = None
-    """Running requests of negative priority may be stopped for more important ones. None: never."""
+    """Makes what stops running requests of negative priority for more important ones. If None, none are stopped."""
     budget: WithinBudget | None = None
-    """Refuses requests at once if no instance could keep their budget. None: they wait."""
+    """Refuses a request at once if no instance could keep its budget. If None, such requests wait."""
     waits: bool = True
     """Whether requests may wait. If not, a request that cannot be sent at once is refused."""
 

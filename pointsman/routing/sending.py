@@ -43,7 +43,7 @@ class PluginHooks:
     def __init__(self, plugins: Sequence[Any], shedding: Admitter | None, journal: Journal) -> None:
         admitters = [plugin for plugin in plugins if isinstance(plugin, Admitter)]
         self._producers = [plugin for plugin in plugins if admitters and isinstance(plugin, Producer)]
-        """Run before the admitters, which may read their facts; `shedding` does not."""
+        """Producers that run before the admitters, which may read their facts. `shedding` does not read any."""
         self._admitters = admitters
         self.shedding = shedding
         """The last admitter, asked only about requests of negative priority."""
@@ -61,7 +61,7 @@ class PluginHooks:
         return not self._admitters
 
     def denial(self, cycle: RequestCycle, endpoints: Endpoints) -> Reason | None:
-        """The reason of the first admitter that denies the request; None if none does."""
+        """The reason from the first admitter that denies the request; None if no admitter denies it."""
         for producer in self._producers:
             self.ask(producer, producer.produce, cycle, endpoints)
         shedding = () if self.shedding is None or cycle.request.priority >= 0 else (self.shedding,)
@@ -116,14 +116,14 @@ class PluginHooks:
 
 
 MAX_PASSED = 8
-"""Up to this many requests that wait for an instance that has not failed them do not hold up those behind them."""
+"""Maximum number of requests that are passed over, because they wait for an instance on which they have not failed."""
 
 MAX_UNPARKED = 3
-"""Parked requests that are tried again on each event."""
+"""Number of parked requests that are tried again on each event."""
 
 
 MAX_PAUSE_WAIT_S = 1.0
-"""If every instance is paused for longer, requests do not wait for the pause to end."""
+"""Requests do not wait for a pause to end if every instance is paused for longer than this."""
 
 
 class Sender:
@@ -143,7 +143,7 @@ class Sender:
         self.hooks = hooks
 
     def sent_at_once(self, given: RequestMetadata, now: float, commands: list[DispatcherCommand]) -> bool:
-        """Send a request at once, if none waits and an instance has room. Returns False if it has to queue."""
+        """Send a request at once, if no request waits and an instance has room. Returns False if it has to queue."""
         pool = self._pools.idle(given.model_name)
         if pool is None or given.request_id in self.table.sent:
             return False
@@ -155,7 +155,7 @@ class Sender:
             if isinstance(choice, SchedulingFailure):
                 return False
             pool.queue.goes_at_once(item, now)
-        except Exception:  # the queue raises it again, and reports it
+        except Exception:  # the queue raises it again, and that is reported
             return False
         result = choice.result
         target = result.target
@@ -213,7 +213,7 @@ class Sender:
             self.refuse_paused(pool, now, commands)
 
     def saturation(self, pool: Pool, now: float) -> float:
-        """How full the instances of a pool are, if that holds anything back."""
+        """How full the instances of a pool are, if saturation holds requests back; else 0."""
         gate = pool.saturation
         if gate is None:
             return 0.0
@@ -252,8 +252,8 @@ class Sender:
     def _send_by(
         self, policy: BatchPolicy, pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> list[Queued] | Reason:
-        """Let a user's policy decide about all waiting requests. Returns the requests whose decisions were dropped, or
-        the reason why it did not decide, and then the route must decide about all.
+        """Let a user's policy decide for all waiting requests. Returns the requests whose decisions were dropped. If
+        the policy did not decide, returns the reason, and the route must decide for all requests.
         """
         waiting = {item.request.request_id: item for item in pool.queue.waiting()}
         try:
@@ -275,7 +275,7 @@ class Sender:
     def _decide_again(
         self, dropped: Sequence[Queued], pool: Pool, now: float, commands: list[DispatcherCommand]
     ) -> None:
-        """Let the route decide about requests that a policy could have sent, so that none waits beside a free slot."""
+        """Let the route decide for requests that a policy could have sent, so that none waits while a slot is free."""
         for item in dropped:
             if self.fleet.load.all_full:
                 return
@@ -288,7 +288,7 @@ class Sender:
     def look(self, item: Queued, now: float) -> None:
         """Try a request without sending it, and note the result in its record, with every reason.
 
-        If a policy decides by batch, no trace is kept, because the route's trace would be that of another policy.
+        If a policy decides on batches, no trace is kept, because the trace of the route would not be of that policy.
         """
         policy, cycle = self._policy, self.chooser.cycle(item.request, now, traced=True)
         trace = cycle.trace if policy is None else None
@@ -320,7 +320,7 @@ class Sender:
         return SchedulingFailure(Reason("held-back", facts), {})
 
     def refuse_paused(self, pool: Pool, now: float, commands: list[DispatcherCommand]) -> None:
-        """If all instances in service are paused, refuse requests that have an answer, and all if the pause is long."""
+        """If all instances in service are paused, refuse requests with an error answer, or all if the pause is long."""
         pauses, serving = self.fleet.pauses, self.fleet.serving(pool.model)
         ends = [pauses[str(endpoint)] for endpoint in serving if str(endpoint) in pauses]
         if not ends or any(serving.column(ACCEPTS)):
@@ -347,7 +347,7 @@ def _policy_failed(error: Exception) -> Reason:
 
 
 def taken_back(sender: Sender, request_id: str, now: float, answer: Ended | None = None) -> Sent | None:
-    """Take back a request that has left its instance, with or without an answer. Returns None if it was not there."""
+    """Take back a request that has left its instance, with or without an answer; None if it was not on an instance."""
     sent = sender.table.take_back(request_id, now)
     if sent is not None and sender.hooks.progress:
         sender.hooks.ended(sent.endpoint, sent.item.request, answer, now)

@@ -1,7 +1,7 @@
 """Sessions: which endpoint a conversation is kept on, from a token in its requests or from memory.
 
-Enters: a request, and later where it went. Leaves: the id of the endpoint that its session is bound to, if any. The one
-rule: a session is a preference. It moves when its endpoint has left or may not be chosen.
+Enters: a request, and later where it went. Leaves: the id of the endpoint to which its session is bound, or None. The
+one rule: a session is a preference. It moves when its endpoint has left or may not be chosen.
 """
 
 from base64 import b64decode, b64encode
@@ -17,7 +17,7 @@ from pointsman.selection import SchedulingResult
 from pointsman.types import MAX_NAME, RequestMetadata
 
 MAX_SESSIONS = 100_000
-"""Maximum number of sessions. Clients choose their ids, so beyond it the least recently used is forgotten."""
+"""Maximum number of sessions, because clients choose their ids. Beyond it, the least recently used is forgotten."""
 
 REQUEST_ATTRIBUTES = ("user_id", "model_name", "cache_salt")
 """Fields of a request that a session source may read."""
@@ -36,7 +36,7 @@ class SessionSource(Parameters, frozen=True):
     attribute: str = ""
 
     def check(self) -> None:
-        """Raise ValueError unless exactly one is given, and is known."""
+        """Raise ValueError unless exactly one of the two is given, and it is known."""
         if bool(self.header) == bool(self.attribute):
             raise ValueError(
                 f'sessionIdConfig.sources has header "{self.header}" and attribute "{self.attribute}"; '
@@ -62,14 +62,14 @@ class SessionIdConfig(Parameters, frozen=True):
 
 
 class Binding(NamedTuple):
-    """The endpoint of a session, and until when it is remembered."""
+    """The endpoint of a session, and until when the binding is remembered."""
 
     endpoint_id: str
     expires: float
 
 
 class Bindings:
-    """Session -> endpoint. Each use renews a binding, so the first one is always the next to expire."""
+    """Session -> endpoint. Each use renews a binding, so the first binding is always the next to expire."""
 
     def __init__(self, ttl: float, sweep: float) -> None:
         self._ttl = ttl if ttl > 0 else 300.0
@@ -81,7 +81,7 @@ class Bindings:
         return len(self._bindings)
 
     def endpoint_of(self, session: str, now: float) -> str | None:
-        """The endpoint of a session; None if it is unknown or expired."""
+        """The endpoint of a session; None if the session is unknown or expired."""
         binding = self._bindings.get(session)
         return binding.endpoint_id if binding is not None and now < binding.expires else None
 
@@ -105,7 +105,7 @@ class SessionAffinity:
 
     `encoded_endpoint_header`: a header of each response names its endpoint, and later requests send that header back.
     `session_id`: a request names its session, which stays on its first endpoint and moves only if that endpoint could
-    not be chosen. `profile_name`: the profile whose target counts; empty: the primary one.
+    not be chosen. `profile_name`: the profile whose target counts; the primary profile if empty.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SessionAffinity:
         self.listener: Callable[[str, str], None] | None = None
 
     def bound_to(self, cycle: RequestCycle) -> str | None:
-        """The id of the endpoint that the request's session is bound to; None if there is none."""
+        """The id of the endpoint to which the request's session is bound; None if it is not bound."""
         if self.by_header:
             return decoded(cycle.request.headers.get(self.header, ""))
         session = self._session(cycle.request)
@@ -167,7 +167,7 @@ class SessionAffinity:
 
 
 def encoded_id(endpoint: Endpoint) -> str:
-    """An endpoint's id as clients see it."""
+    """An endpoint's id in the form that clients see."""
     return b64encode(endpoint.id.encode()).decode()
 
 

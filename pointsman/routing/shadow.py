@@ -1,11 +1,11 @@
-"""Shadow policies: candidates that decide about live requests without acting, and how they compare.
+"""Shadow policies: candidates that decide on live requests without acting, and how they compare.
 
 Enters: each decision of the policy in force, with the numbers that it was made from. Leaves: per candidate, how often
 it agrees, what its choices are expected to lead to, and where it differs most. The one rule: a candidate costs at most
 its share of decision time, runs after the request was sent, and changes no decision, whatever it does.
 
-Only what was really sent counts: a candidate decides with the real load, and producers of prefixes are those of the
-policy in force where both have the same settings.
+Only requests that were really sent count. A candidate decides with the real load, and uses the prefix producers of the
+policy in force if both have the same settings.
 """
 
 from collections import deque
@@ -27,23 +27,23 @@ from pointsman.types import RequestMetadata
 BUDGET = 0.1
 """Maximum time of all candidates together, as a share of the time that the decisions of the policy in force take."""
 MAX_QUEUED = 64
-"""Maximum number of decisions that wait for the candidates; while it is reached, no more are sampled."""
+"""Maximum number of decisions that wait for the candidates. While so many wait, no more are sampled."""
 MAX_CREDIT_S = 0.05
 """Maximum unused budget that is kept."""
 MAX_OPEN = 1_000
 """Maximum number of sampled requests that wait for their first token."""
 AT_ONCE = 8
-"""Number of these that are checked for each new sample."""
+"""How many of these requests are checked for each new sample."""
 MAX_SAMPLES = 1_000
-"""Number of newest samples per candidate, from which percentiles are computed."""
+"""Percentiles are computed from this many of the newest samples per candidate."""
 MAX_DIFFERENCES = 10
 MIN_LEARNED = 20
 """Number of outcomes after which the predictions of the model of first tokens are used."""
 
 
 class FirstTokenModel:
-    """Seconds from a decision to the first token, learned from outcomes: linear in the prompt tokens that the instance
-    has to compute first and in its requests, with an offset for each instance.
+    """Predicts the seconds from a decision to the first token. The model is learned from outcomes. It is linear in the
+    prompt tokens that the instance has to compute first and in its requests, with an offset for each instance.
 
     Recursive least squares; the last few hundred outcomes count.
     """
@@ -56,7 +56,7 @@ class FirstTokenModel:
         self._weights = [0.0, 0.0, 0.0]
         self._spread = [[1e3 if row == column else 0.0 for column in range(3)] for row in range(3)]
         self._own: dict[str, float] = {}
-        """Offset of each instance: seconds by which its first tokens come later than the shared model expects."""
+        """The offset of each instance: how many seconds later its first tokens come than the shared model expects."""
 
     def expected(self, tokens: float, load: float, instance_id: str) -> float | None:
         """The expected time; None before enough outcomes are known."""
@@ -88,7 +88,7 @@ def _features(tokens: float, load: float) -> tuple[float, float, float]:
     return 1.0, tokens / 1000, load
 
 
-# Counts as plain data, so that those of several gateways can be added up
+# Counts as plain data, so that the counts of several gateways can be added up
 
 
 class Sample(msgspec.Struct, array_like=True, gc=False):
@@ -96,7 +96,7 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
 
     candidate_ms: float
     in_force_ms: float
-    """The expectation on the instance that it was sent to."""
+    """The expected time on the instance to which it was sent."""
     actual_ms: float
 
 
@@ -124,7 +124,7 @@ class CandidateCounts(msgspec.Struct):
     seconds: float = 0.0
     """CPU time."""
     costs: tuple[float, float, int] = (0.0, 0.0, 0)
-    """Expected cost of its choices and of those in force, and the number of requests where both are known."""
+    """Expected costs of its choices and of the choices in force, and the number of requests with both costs known."""
     samples: list[Sample] = []
     differences: list[Difference] = []
     own_state: bool = False
@@ -182,7 +182,7 @@ class ShadowCounts(msgspec.Struct):
 def _candidate_report(one: CandidateCounts) -> dict[str, Any]:
     samples, (cost, in_force, priced) = one.samples, one.costs
     actual, expected = [each.actual_ms for each in samples], [each.in_force_ms for each in samples]
-    # Expectations are off by the same factor for both; the measured value shows that factor.
+    # Both expectations are off by the same factor; the measured values show it.
     scale = sum(actual) / sum(expected) if sum(expected) > 0 else 1.0
     theirs = [each.candidate_ms * scale for each in samples]
     return {
@@ -218,7 +218,7 @@ def _spread_of(values: list[float]) -> dict[str, float] | None:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the sorted values does not exceed."""
+    """The smallest of the sorted values that at least this share of them does not exceed."""
     return ordered[max(ceil(share * len(ordered)) - 1, 0)]
 
 
@@ -239,14 +239,14 @@ class Decision(msgspec.Struct, gc=False):
     target: Endpoint
     result: SchedulingResult[Endpoint]
     uncached: Any
-    """Tokens of the prompt that each endpoint has to compute, if the policy in force provides them; else None."""
+    """Tokens of the prompt that each endpoint has to compute; None if the policy in force does not provide them."""
     cost: float | None
     sampled: bool
-    """Whether it is compared; False if it only updates the state of a candidate that decides about a share."""
+    """Whether the decision is compared. If not, it only updates the state of a candidate that decides for a share."""
 
 
 class Opinion(msgspec.Struct, gc=False):
-    """A decision of a candidate whose outcome is not known yet."""
+    """A candidate's decision for a request whose outcome is not known yet."""
 
     candidate: CandidatePolicy
     instance: str
@@ -293,9 +293,9 @@ class Shadow:
         self._queue: deque[Decision] = deque()
         self._is_due = False
         self._earned_s = 0.0
-        """Budget that each candidate has earned; what it has spent is subtracted."""
+        """The budget that each candidate has earned, before what it has spent is subtracted."""
         self._least_s = 0.0
-        """The smallest amount that a candidate has spent, without suspended ones."""
+        """The smallest amount that any candidate has spent, suspended ones excepted."""
         self._part = budget / len(candidates) if candidates else 0.0
         self._model = FirstTokenModel()
         self._awaited: deque[Awaited] = deque()
@@ -309,7 +309,7 @@ class Shadow:
     # Called on the path of requests
 
     def decided(self, cycle: RequestCycle, endpoints: Endpoints, choice: Choice, seconds: float) -> None:
-        """Sample a decision of the policy in force, which took this time, if the budget allows it."""
+        """Sample a decision of the policy in force, if the budget allows. `seconds`: the time that it took."""
         counts = self.counts
         counts.decisions += 1
         counts.seconds += seconds
@@ -350,7 +350,7 @@ class Shadow:
     # Called later
 
     def work(self) -> None:
-        """Let candidates decide about one request, and learn from requests that have had their first token since."""
+        """Let candidates decide on one request, and learn from requests whose first token has come since."""
         self._is_due = False
         began, asked_s = self.timer(), 0.0
         self._learn(AT_ONCE)
@@ -365,7 +365,7 @@ class Shadow:
         self._note_overhead(self.timer() - began - asked_s)
 
     def _note_overhead(self, seconds: float) -> None:
-        """Charge what is spent for all candidates to those that are not suspended."""
+        """Charge time that was spent for all candidates together to those that are not suspended."""
         self.counts.overhead_s += seconds
         now = self.clock.now()
         active = [one for one in self.candidates if one.may_spend(inf, now)]
@@ -483,7 +483,7 @@ class Shadow:
 
 
 def suspensions(shadow: Shadow, deployment: str) -> list[Reason]:
-    """Which of its candidates are suspended, and why."""
+    """The reasons why candidates of this shadow are suspended."""
     found, now = [], shadow.clock.now()
     for candidate in shadow.candidates:
         why = candidate.conduct.suspended(now)

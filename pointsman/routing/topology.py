@@ -1,4 +1,4 @@
-"""How near two instances are: same NVLink or NUMA domain, same host, same rack, or none of these.
+"""How near two instances are: in the same NVLink or NUMA domain, on the same host, in the same rack, or far apart.
 
 The `host` and the labels of an instance say where it is. A domain counts only within one host. An unknown location is
 far from everything. The published plugins use a `Location` instead: host, rack, zone and region, from labels of any

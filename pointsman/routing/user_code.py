@@ -19,21 +19,21 @@ from pointsman.selection import plugin_name
 from pointsman.types import SchedulingDecision
 
 TIME_LIMIT_S = 0.005
-"""Default time limit of one call of a user's code."""
+"""Default time limit for one call to a user's code."""
 STALL_FACTOR = 10
-"""A call that takes this many times its limit is interrupted, and the code is suspended at once."""
+"""A call that takes this many times its limit is interrupted. Then the code is suspended at once."""
 STRIKES = 3
-"""Number of calls in a row that were slow or raised after which the code is suspended."""
+"""The code is suspended after this many calls in a row that were slow or raised."""
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 300.0
 """Each suspension is twice as long as the last one, unless the code has worked for this long in between."""
 MAX_TEXT = 300
 
 TURNS = ("waits", "leaves", "next", "taken", "returned", "sent", "ended")
-"""Methods of a band's fairness: they account for every request, so a skipped call would corrupt their counts."""
+"""Methods of a band's `Turns`. They keep account of every request, so a skipped call would corrupt that account."""
 ORDERS = ("key", "key_at", "order", "order_at", "eviction_key")
-"""Methods that return a sort key. Guarded, they return (0, key), or (1, arrival) where there is no key because the code
-cannot be called: such requests go by arrival, behind the others."""
+"""Methods that return a sort key. Once guarded, they return (0, key). If the code cannot be called, they return
+(1, arrival): such requests go after the others, by arrival."""
 ROLES = (
     *("schedule", "prioritize", "rule_for", "for_batch", *ORDERS),
     *("rejections", "scores", "pick", "pick_profiles", "process_results", "produce", "lets_all_pass", "decides"),
@@ -49,7 +49,7 @@ class Stalled(BaseException):
 
 
 class Useless(msgspec.Struct, frozen=True):
-    """Answers of policies and plugins that the dispatcher could not use since its plan took effect."""
+    """Answers of policies and plugins that the dispatcher could not use, since its plan took effect."""
 
     count: int = 0
     last: str = ""
@@ -57,18 +57,18 @@ class Useless(msgspec.Struct, frozen=True):
 
 
 class CodeWatch(Protocol):
-    """Measures calls of user code, and interrupts those that block: a part of the runtime."""
+    """Measures calls to user code, and interrupts those that block. It is a part of the runtime."""
 
     inside: bool
     """Whether a call is running."""
 
     def now(self) -> float:
-        """Seconds, on the clock of dispatchers."""
+        """The time in seconds, on the clock of dispatchers."""
         ...
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
-        """The result of the method (for a generator, all that it yields) and the seconds it took. After the limit,
-        raises `Stalled` inside the method if possible.
+        """Call the method. Returns its result (for a generator, all that it yields) and the seconds it took. After the
+        limit, raises `Stalled` inside the method if possible.
         """
         ...
 
@@ -85,12 +85,12 @@ class Misconduct(msgspec.Struct):
     count: int = 0
     """Total number of calls that were slow, blocked or raised."""
     causes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    """Those calls by the code of the cause."""
+    """The number of these calls by the code of their cause."""
     cause: Reason | None = None
-    """The cause of the last one."""
+    """The cause of the last faulty call."""
     last_at: float = 0.0
     suspended_until: float | None = None
-    """None if it is in use, or may be tried again."""
+    """When the suspension ends; None if the code is in use, or may be tried again."""
     pause_s: float = 0.0
     resumed_at: float = 0.0
 
@@ -111,7 +111,7 @@ class Misconduct(msgspec.Struct):
             self.suspended_until = now + self.pause_s
 
     def suspended(self, now: float) -> Reason | None:
-        """Why it is not called now; None if it may be called."""
+        """Why the code is not called now; None if it may be called."""
         if self.suspended_until is None or now >= self.suspended_until:
             return None
         left_s = round(self.suspended_until - now, 3)
@@ -128,7 +128,7 @@ class Misconduct(msgspec.Struct):
         }
 
     def problem(self, deployment: str, now: float) -> Reason:
-        """What it did, how often, when last, and whether it is in use now."""
+        """What the code did, how often, when last, and whether it is in use now."""
         facts = self.as_dict(now)
         told = {
             "deployment": deployment,
@@ -144,7 +144,7 @@ class WrongAnswer(Exception):
 
 
 def decisions_in(answer: object) -> list[SchedulingDecision]:
-    """The decisions that `schedule` has returned. Raises `WrongAnswer` if anything else is among them."""
+    """The decisions that `schedule` has returned. Raises `WrongAnswer` if it returned anything else too."""
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         what = "None" if answer is None else one_line(f"{answer!r}", MAX_TEXT)
         raise WrongAnswer(f"returned {what} from schedule(), not a list of decisions")
@@ -156,7 +156,7 @@ def decisions_in(answer: object) -> list[SchedulingDecision]:
 
 
 class UserCodeFailed(PluginError):
-    """A user's code gave no answer: it raised, blocked, or is suspended."""
+    """A user's code gave no answer, because it raised, blocked, or is suspended."""
 
     def __init__(self, name: str, why: Reason) -> None:
         super().__init__(name, str(why))
@@ -256,7 +256,7 @@ def what_it_did(error: Exception) -> str:
 
 
 def _stand_in(name: str, about: tuple[Any, ...], failed: UserCodeFailed) -> Any:
-    """The default results if the caller has no stand-in: order of arrival, no limits, and no eviction."""
+    """The default result, if the caller has no stand-in: order of arrival, no limits, or no eviction."""
     if name in ORDERS:
         subject = about[1]
         return 1, subject.enqueued_at if hasattr(subject, "enqueued_at") else subject.arrival_time

@@ -1,7 +1,7 @@
 """The kernel: Source -> Filter -> Score -> Pick, over candidates of any kind.
 
 Enters: a cycle (the request, the time, a seed) and a roster of candidates. Leaves: a result, or a failure with the
-reason for every candidate. The one rule: nothing in here depends on what a candidate is.
+reason for every candidate. The one rule: nothing here depends on what a candidate is.
 """
 
 from pointsman.selection.columns import Column, PerMembers, Positions, Roster

@@ -1,7 +1,7 @@
 """Columns: one number per candidate, as a list for a short roster and as an array for a long one.
 
-Plain lists are faster below a few dozen candidates, arrays above. A plugin written with these functions works with
-both. No function changes its argument.
+Lists are faster for fewer than a few dozen candidates, arrays for more. A plugin written with these functions works
+with both. No function changes its arguments.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,14 +47,14 @@ def filled(value: float, like: Column) -> Column:
 
 
 def take(column: Column, positions: Positions, arrays: bool | None = None) -> Column:
-    """The values at some positions, as a list or array like the column, unless `arrays` says which."""
+    """The values at some positions: a list if the column is a list or `arrays` is False, else an array."""
     if isinstance(column, list):
         return list(map(column.__getitem__, positions))
     return column[positions] if arrays is not False else [float(column[position]) for position in positions]
 
 
 def falling(column: Column) -> Column:
-    """1 for the smallest value, 0 for the largest, linear between; all 1 if they are equal."""
+    """1 for the smallest value, 0 for the largest, linear between; 1 for all if all values are equal."""
     if isinstance(column, list):
         if not column:
             return column
@@ -104,7 +104,7 @@ def clipped(column: Column, low: float, high: float) -> Column:
 
 
 def quotient(one: Column, other: Column) -> Column:
-    """one / other; infinite where other is 0, nan where both are."""
+    """one / other; infinite where only other is 0, nan where both are 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.divide(one, other)
     return found.tolist() if isinstance(one, list) else found
@@ -141,21 +141,21 @@ def placed(column: Column, positions: Positions, values: float | Column) -> Colu
 
 
 def largest(column: Column) -> float:
-    """The largest value; 0 if there are none."""
+    """The largest value; 0 for an empty column."""
     if isinstance(column, list):
         return max(column, default=0.0)
     return float(np.maximum.reduce(column)) if len(column) else 0.0
 
 
 def smallest(column: Column) -> float:
-    """The smallest value; inf if there are none."""
+    """The smallest value; inf for an empty column."""
     if isinstance(column, list):
         return min(column, default=inf)
     return float(np.minimum.reduce(column)) if len(column) else inf
 
 
 def mean(column: Column) -> float:
-    """The mean of at least one value."""
+    """The mean of a column that is not empty."""
     return sum(column) / len(column) if isinstance(column, list) else float(column.mean())
 
 
@@ -219,7 +219,7 @@ def or_else(column: Column, value: float) -> Column:
 
 
 def share_of_best(column: Column) -> Column | None:
-    """Each value divided by the largest: 1 for the best, 0.5 for one half as large. None if none is above 0.
+    """Each value divided by the largest: 1 for the best, 0.5 for one half as large. None if no value is above 0.
 
     If the best is infinite, it is 1 and everything else 0.
     """
@@ -280,17 +280,17 @@ class Roster(Sequence[C], Generic[C]):
         stamp: list[int] | None = None,
     ) -> None:
         self.whole = candidates
-        """All members of the roster that this one was cut from. It is the same object as long as the members are the
-        same, so that a plugin can key what it computed about them by its identity."""
+        """All members of the roster from which this one was cut. This stays the same object as long as the members are
+        the same. So a plugin can use its identity as the key for what it has computed about the members."""
         self.columns: Mapping[str, Column] = columns if columns is not None else {}
         """Columns by name, for all members of the whole roster. Read only."""
         self.rows = rows
-        """The rows of the whole roster that are left; None if all are."""
+        """The rows of the whole roster that are left; None if all are left."""
         self.arrays = len(candidates) >= ARRAYS_FROM if arrays is None else arrays
-        """Whether columns of this roster are arrays; else lists."""
+        """Whether the columns of this roster are arrays; otherwise they are lists."""
         self.stamp = stamp
-        """One number that changes with every measurement, as the key of what is computed from measurements alone.
-        None if it is not maintained."""
+        """A list of one number that changes with every measurement: the key for values that are computed from
+        measurements alone. None if it is not maintained."""
         self._whole_arrays = self.arrays if whole_arrays is None else whole_arrays
         self._reader: itemgetter[tuple[float, ...]] | None = None
 
@@ -331,7 +331,7 @@ class Roster(Sequence[C], Generic[C]):
         return self if self.rows is None else Roster(self.whole, self.columns, arrays=self._whole_arrays)
 
     def members(self) -> "Roster[C]":
-        """The same candidates without columns, to be kept without keeping the columns alive."""
+        """The same candidates without columns. To keep this roster does not keep the columns alive."""
         return Roster(self.whole, rows=self.rows, arrays=self.arrays)
 
     def only(self, row: int) -> "Roster[C]":
@@ -363,7 +363,7 @@ class PerMembers(Generic[C, T]):
         self._value: T
 
     def of(self, candidates: Roster[C]) -> T:
-        """The value for the whole roster that these candidates were cut from."""
+        """The value for the whole roster from which these candidates were cut."""
         if candidates.whole is not self._members:
             self._value = self._compute(candidates.uncut())
             self._members = candidates.whole

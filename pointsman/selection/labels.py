@@ -81,14 +81,15 @@ class LabelSelector:
 
 
 class LabelColumn(Generic[L]):
-    """One label of the candidates as a column. Labels are read once per set of members; `judge` is called per value."""
+    """One label of the candidates as a column. Labels are read once per set of members; `judge` is called once per
+    distinct value."""
 
     def __init__(self, key: str) -> None:
         self.key = key
         self._read = PerMembers(self._values_of)
 
     def judged(self, candidates: Roster[L], judge: Callable[[str | None], float]) -> Column:
-        """`judge` of each candidate's value; None if it has no such label."""
+        """For each candidate, what `judge` returns for its value, or for None if it does not have the label."""
         values, which = self._read.of(candidates)
         verdicts = column_of([judge(value) for value in values], candidates.arrays)
         return candidates.cut(take(verdicts, which))

@@ -42,7 +42,7 @@ def _spread(z: int) -> int:
 
 
 class SplitMix64:
-    """A small random generator: seeding `random.Random` instead would take a quarter of a scheduling cycle."""
+    """A small random generator. Seeding `random.Random` instead would take a quarter of a scheduling cycle."""
 
     __slots__ = ("_state",)
 
@@ -89,7 +89,7 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
     now: float = 0.0
     seed: int = 0
     trace: "Trace | None" = None
-    """Collects everything that is considered; None if nothing is to be collected."""
+    """Collects everything that the cycle considers; None if nothing is collected."""
     _rng: SplitMix64 | None = None
     state: dict[Key[Any], Any] = {}
     """Values that plugins pass to each other; `cycle[key]` and `cycle.get(key)` are typed."""
@@ -114,17 +114,17 @@ class Cycle(msgspec.Struct, Generic[R], eq=False):
 
 
 class Rejected(Iterable[tuple[C, Reason]], Generic[C]):
-    """Candidates that a filter rejects, all with the same reason code. The reasons are made when they are read.
+    """Candidates that a filter rejects, all with the same reason code. Reasons are made when they are read.
 
-    A fact is a column (a list or an array: each candidate has its own value) or one value for all of them:
-    `Rejected(roster, positions, "full", load=load, limit=limit)`. Columns are copied now, so that the reason stays
-    true when they change.
+    Each fact is a column, with one value per candidate, or one value for all candidates:
+    `Rejected(roster, positions, "full", load=load, limit=limit)`. Columns are copied at once, so that the reasons stay
+    true when the columns change.
     """
 
     __slots__ = ("_facts", "_rows", "_whole", "code", "positions")
 
     def __init__(self, candidates: Roster[C], positions: Positions, code: str, **facts: Any) -> None:
-        # Members and rows, not the roster: a kept rejection must not keep the columns alive.
+        # Members and rows, not the roster: a rejection that is kept must not keep the columns alive.
         self._whole, self._rows = candidates.whole, candidates.rows
         self.positions = positions
         self.code = code
@@ -153,7 +153,7 @@ _VALUES = (str, int, float, tuple, dict, type(None))
 
 
 class RejectedEach(Rejected[C]):
-    """Candidates that a filter rejects, each with its own reason, made by `why` when it is read."""
+    """Candidates that a filter rejects, each with its own reason. `why` makes a reason when it is read."""
 
     __slots__ = ("_why",)
 
@@ -185,14 +185,14 @@ class Filter(Protocol[C]):
     """Names the candidates to remove and why; the kernel removes them."""
 
     def rejections(self, cycle: Cycle[Any], candidates: Roster[C]) -> Iterable[tuple[C, Reason | str]]:
-        """Candidates that must not be chosen, each with a reason. Text becomes a reason whose code is the filter's
-        name. Summaries count by code: a filter with several kinds of reasons returns `Reason`s."""
+        """Candidates that must not be chosen, each with a reason. A text becomes a reason whose code is the filter's
+        name. Summaries count by code, so a filter with several kinds of reasons should return `Reason`s."""
         ...
 
 
 @runtime_checkable
 class Gate(Protocol[C]):
-    """A group of filters with a fast check for the case that none of them rejects any candidate."""
+    """A group of filters with a fast check for the case in which no filter rejects a candidate."""
 
     @property
     def filters(self) -> Sequence[Filter[C]]: ...
@@ -207,8 +207,8 @@ class Scorer(Protocol[C]):
     """Scores each candidate. Weights belong to the profile, not to the scorer.
 
     A class attribute `bounded = True` promises that all scores are within [0, 1]; the kernel does not check them.
-    `steady = True` promises that scores depend on measurements alone, not on the request or on what was sent; the
-    kernel calls the scorer once per measurement.
+    `steady = True` promises that scores depend on measurements alone, not on the request or on what was sent. The
+    kernel then calls the scorer only once per measurement.
     """
 
     def scores(self, cycle: Cycle[Any], candidates: Roster[C]) -> Sequence[float] | Column:
@@ -230,7 +230,7 @@ class ProfileHandler(Protocol[C]):
     """Decides which profiles run, and combines their results into one."""
 
     def pick_profiles(self, cycle: Cycle[Any], profiles: Sequence[str], results: "ProfileResults[C]") -> Sequence[str]:
-        """The profiles to run next, given all results so far, failures included. Empty ends the cycle."""
+        """The profiles to run next, given all results so far, failures included. An empty result ends the cycle."""
         ...
 
     def process_results(

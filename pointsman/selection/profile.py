@@ -28,7 +28,8 @@ class Scored(NamedTuple, Generic[C]):
 class Ranked(Sequence[Scored[C]], Generic[C]):
     """The candidates that passed the filters, with their totals: a sequence of `Scored`, best first.
 
-    It is sorted on first access. A picker that only needs the best reads `totals`, which are not sorted.
+    The sequence is sorted on first access. A picker that needs only the best candidate reads `totals`, which are not
+    sorted.
     """
 
     __slots__ = ("_sorted", "candidates", "totals")
@@ -36,7 +37,7 @@ class Ranked(Sequence[Scored[C]], Generic[C]):
     def __init__(self, candidates: Roster[C], totals: Column) -> None:
         self.candidates = candidates
         self.totals = totals
-        """One per candidate, in the order of `candidates`."""
+        """One total per candidate, in the order of `candidates`."""
         self._sorted: list[Scored[C]] | None = None
 
     def _in_order(self) -> list[Scored[C]]:
@@ -68,7 +69,7 @@ class ProfileResult(msgspec.Struct, Generic[C], eq=False):
 
 
 class ProfileFailure(Generic[C]):
-    """A profile that chose no candidate: what each filter rejected, and why."""
+    """The outcome of a profile that chose no candidate: what each filter rejected, and why."""
 
     __slots__ = ("considered", "profile", "stages")
 
@@ -92,7 +93,7 @@ class ProfileFailure(Generic[C]):
         return [(candidate, name, reason) for name, rejected in self.stages for candidate, reason in rejected]
 
     def summary(self) -> dict[str, Any]:
-        """The facts of the reason: how many candidates were rejected with each code."""
+        """The facts for the reason: how many candidates were rejected with each code."""
         rejected = counted((candidate, reason) for candidate, _, reason in self.reasons())
         return {"profile": self.profile, "candidates": self.considered, "rejected": rejected}
 
@@ -109,7 +110,7 @@ def none_chosen(failures: Iterable[ProfileFailure[Any]]) -> Reason:
 
 
 class Weighted(NamedTuple):
-    """A plugin in a profile, with its weight and, if it has one of its own, its name there."""
+    """A plugin in a profile, with its weight, and its name in this profile if that differs from its usual name."""
 
     plugin: object
     weight: float = 1.0
@@ -117,7 +118,7 @@ class Weighted(NamedTuple):
 
 
 class Steady(NamedTuple, Generic[C]):
-    """The scores of a profile's steady scorers, for these members and this measurement."""
+    """The scores from a profile's steady scorers, for these members and this measurement."""
 
     members: Sequence[C]
     stamp: int
@@ -226,7 +227,7 @@ class Profile(Generic[C]):
         return totals if steady.left else totals.copy()  # a user's picker may change them
 
     def _steady_part(self, cycle: Cycle[Any], candidates: Roster[C]) -> "Steady[C]":
-        """The scores of the steady scorers, cached until the next measurement."""
+        """The scores from the steady scorers, cached until the next measurement."""
         assert candidates.stamp is not None
         totals: Column | None = None
         scored = []
@@ -240,7 +241,7 @@ class Profile(Generic[C]):
         return Steady(candidates.whole, candidates.stamp[0], totals, scored, self._changing)
 
     def _scores(self, index: int, cycle: Cycle[Any], candidates: Roster[C]) -> tuple[Column, Column]:
-        """The scores of one scorer, raw and clamped to [0, 1]."""
+        """The scores from one scorer, raw and clamped to [0, 1]."""
         name, scorer, _, bounded = self.scorers[index]
         try:
             given = scorer.scores(cycle, candidates)
@@ -297,7 +298,7 @@ class Listed(Rejected[C]):
 
 
 def _within_bounds(scores: Column) -> Column:
-    """The scores clamped to [0, 1], nan as 0; the same column if nothing has to change."""
+    """The scores clamped to [0, 1], with nan as 0. Returns the same column if nothing has to change."""
     if isinstance(scores, list):
         if min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0:
             return scores

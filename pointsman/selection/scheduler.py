@@ -34,12 +34,12 @@ class SchedulingResult(msgspec.Struct, Generic[C], eq=False):
 
 
 class SchedulingFailure(Generic[C]):
-    """A cycle that chose no candidate: a value, because that is an ordinary outcome."""
+    """The outcome of a cycle that chose no candidate: a value and not an exception, because this is ordinary."""
 
     __slots__ = ("failures", "given")
 
     def __init__(self, given: Reason | str, failures: Mapping[str, ProfileFailure[C]]) -> None:
-        """`given` is the reason; a profile handler may give text, or "" for the reasons of the failed profiles."""
+        """`given` is the reason. A profile handler may give a text, or "" to use the reasons of the failed profiles."""
         self.given = given
         self.failures = failures
 
@@ -49,7 +49,7 @@ class SchedulingFailure(Generic[C]):
 
     @property
     def reason(self) -> Reason:
-        """The reason that was given, else the reasons of the failed profiles."""
+        """The reason that was given, or else one made from the reasons of the failed profiles."""
         return reason_of("profile-handler", self.given) if self.given else none_chosen(self.failures.values())
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class FallbackProfileHandler:
 
 
 MAX_ROUNDS = 64
-"""A handler that still picks profiles after this many rounds is considered stuck."""
+"""A handler that still picks profiles after this many rounds counts as stuck."""
 
 
 class Scheduler(Generic[C]):
@@ -118,7 +118,7 @@ class Scheduler(Generic[C]):
         self.producers = tuple(producers)
         self._names = tuple(self.profiles)
         self._only = profiles[0] if len(profiles) == 1 and type(self.handler) is SingleProfileHandler else None
-        """The only profile, if the handler is the default one: the handler need not run then."""
+        """The only profile, if there is one profile and the default handler. Then the handler need not run."""
         self.producer_failures: dict[str, int] = {}
 
     def run(self, cycle: Cycle[Any], candidates: Roster[C]) -> SchedulingResult[C] | SchedulingFailure[C]:
@@ -126,7 +126,7 @@ class Scheduler(Generic[C]):
         for producer in self.producers:
             try:
                 producer.produce(cycle, candidates)
-            except Exception as error:  # the decision is possible without its facts
+            except Exception as error:  # the decision is possible without these facts
                 self._producer_failed(cycle, producer, error)
         if self._only is not None:
             result = self._only.run(cycle, candidates)

@@ -43,7 +43,7 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
     stages: Sequence[tuple[str, Any]] = ()
     survivors: Sequence[Any] = ()
     steady: Sequence[Score] = ()
-    """Scores that runs share until the next measurement; `scored` has those of this run."""
+    """Scores that runs share until the next measurement; `scored` has the scores from this run alone."""
     scored: tuple[Score, ...] = ()
     picker: str = ""
     targets: Sequence[Any] = ()
@@ -85,11 +85,11 @@ class ProfileTrace(msgspec.Struct, eq=False, gc=False):
 
 
 class Trace(msgspec.Struct, eq=False, gc=False):
-    """One cycle: its profile runs in order, and notes of anything unusual."""
+    """One cycle: its profile runs in order, and notes on anything unusual."""
 
     profiles: tuple[ProfileTrace, ...] = ()
     remarks: tuple[Reason | Callable[[], Reason], ...] = ()
-    """Notes, or what makes them when the trace is read, which is rare. A maker must not keep columns alive."""
+    """Notes, or functions that make a note when the trace is read, which is rare. These must not keep columns alive."""
 
     def note(self, reason: Reason) -> None:
         self.remarks += (reason,)

@@ -16,7 +16,7 @@ from pointsman.types import RequestMetadata, RequestPriority
 class AdaptivePolicy(Strategy):
     """High priority present: priority. High load and deadlines: SLO-aware. Low load: cost. Otherwise: SLO-aware.
 
-    It judges a batch as a whole. In a live queue it judges each request by itself, and the order is fixed: high
+    The policy judges a batch as a whole. In a live queue it judges each request by itself, and the order is fixed: high
     priorities first, then nearest deadlines, then arrival.
     """
 
@@ -63,8 +63,8 @@ class AdaptivePolicy(Strategy):
 
 
 def load_share(endpoints: Endpoints) -> float:
-    """Running requests divided by the limits of all instances that accept requests; 0 if a limit is unknown, 1 if no
-    instance accepts any."""
+    """Running requests divided by the sum of limits, over all instances that accept requests. 0 if a limit is unknown,
+    1 if no instance accepts requests."""
     accepts, load, limits = (endpoints.column(name) for name in (ACCEPTS, LOAD, LIMIT))
     room = sum(limit for open_, limit in zip(accepts, limits, strict=True) if open_)
     busy = sum(running for open_, running in zip(accepts, load, strict=True) if open_)

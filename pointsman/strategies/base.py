@@ -31,21 +31,21 @@ class SchedulingPolicy(ABC):
     """Decides which waiting requests go to which instances.
 
     Subclass it and write `schedule`; `prioritize` is for policies that order first and then choose. The contract: the
-    arguments are not modified, every decision names a request and an instance of the arguments, each request is named
-    at most once, and no instance exceeds its `max_concurrency`, counting the decisions of the same call. The dispatcher
-    checks every decision; one that breaks the contract is dropped, and FIFO decides about its request at once.
+    arguments are not modified, every decision names a request and an instance from the arguments, each request is named
+    at most once, and no instance exceeds its `max_concurrency`, counting the decisions from the same call. The
+    dispatcher checks every decision. It drops a decision that breaks the contract, and FIFO decides at once instead.
     """
 
     name: str
     """The name in reasons and metrics; by default the class name in kebab case, without `-policy`."""
     now: float | None = None
-    """The time of this call, set by the caller. None: the latest arrival is used."""
+    """The time of this call, set by the caller. If None, the time of the latest arrival is used."""
     seed: int = 0
     """The random seed: with the same seed, the same calls give the same decisions."""
     price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR
     """The price for instances without a price of their own, to check budgets."""
     unplaced: Sequence[Unplaced] = ()
-    """The requests that `schedule` has not placed, each with the reason. Optional."""
+    """The requests that `schedule` has not placed, each with the reason. Policies need not set this."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -88,7 +88,7 @@ def rule(
 ) -> Rule:
     """A rule that picks the best instance by these scorers, among those that can serve the request.
 
-    `first`: preferred filters; if no instance passes them, the rule ignores them.
+    `first`: filters that instances should pass. If no instance passes them, the rule ignores them.
     """
     must = Demands(price)
     any_instance: Profile[Endpoint] = Profile(words, must, *scorers, MaxScorePicker())
@@ -106,23 +106,23 @@ class Strategy(SchedulingPolicy):
     """
 
     plugins: tuple[Any, ...] = ()
-    """Plugins that its rules read. A dispatcher notifies them of what it sends where, and of instances that leave."""
+    """Plugins that the rules read. A dispatcher notifies them of what it sends where, and of instances that leave."""
 
     @abstractmethod
     def order(self, request: RequestMetadata) -> Any:
-        """A sort key; the smallest goes first, equal keys in the order given."""
+        """A sort key. The request with the smallest key goes first; equal keys stay in the order given."""
 
     def order_at(self, request: RequestMetadata, now: float) -> Any:
         """The key at this time, if it depends on time; by default it does not.
 
-        A queue calls this when the request is about to go, and moves it to where the new key belongs. A key may only
-        grow.
+        A queue calls this when the request is about to go, and moves the request to where the new key belongs. Keys may
+        only grow.
         """
         return self.order(request)
 
     @classmethod
     def order_changes(cls) -> bool:
-        """Whether the order depends on time: one class defines both methods, so that their keys can be compared."""
+        """Whether the order depends on time. Then one class defines both methods, so that their keys compare."""
         own, at = (next(one for one in cls.__mro__ if name in vars(one)) for name in ("order", "order_at"))
         return own is at and cls is not Strategy
 
@@ -131,7 +131,7 @@ class Strategy(SchedulingPolicy):
         """How to choose an instance for this request, given the current state of the endpoints."""
 
     def for_batch(self, requests: Sequence[RequestMetadata], endpoints: Endpoints) -> "Strategy":
-        """The strategy that decides about these requests; by default this one."""
+        """The strategy that decides on these requests; by default this one."""
         return self
 
     def prioritize(self, requests: list[RequestMetadata]) -> list[RequestMetadata]:
@@ -161,7 +161,7 @@ class Strategy(SchedulingPolicy):
         return list(placed.values())
 
     def choose(self, cycle: RequestCycle, endpoints: Endpoints) -> Choice | SchedulingFailure[Endpoint]:
-        """An instance for one request, without reserving it."""
+        """Choose an instance for one request, without reserving it."""
         how = self.rule_for(cycle, endpoints)
         result = how.scheduler.run(cycle, endpoints)
         if isinstance(result, SchedulingFailure):

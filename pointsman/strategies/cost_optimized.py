@@ -13,7 +13,7 @@ class CostOptimizedPolicy(Strategy):
 
     The cost of a request is the price of the instance's GPUs, at `price_per_gpu_hour` or the instance's own price, for
     the time it takes to generate the request's tokens. An instance of unknown cost is never the cheapest, and never
-    within a budget. If none is expected to meet the deadline, the cheapest of all is chosen: late is better than never.
+    within a budget. If no instance is expected to meet the deadline, the policy chooses the cheapest of all.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

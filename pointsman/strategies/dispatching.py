@@ -1,4 +1,4 @@
-"""A scheduling policy as the plan of a dispatcher: its order kept by a queue, its choices made request by request."""
+"""A scheduling policy as a dispatcher's plan: a queue keeps its order, and its choices are made request by request."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from pointsman.strategies.base import SchedulingPolicy, Strategy
 from pointsman.strategies.fifo import FIFOPolicy
 
 MAX_WAITING = 10_000
-"""Requests that may wait for one model."""
+"""Maximum number of requests that may wait for one model."""
 
 
 class StrategyOrder:
@@ -28,8 +28,8 @@ class StrategyOrder:
 def keeps_its_order(policy: SchedulingPolicy) -> bool:
     """Whether a queue can keep the policy's order. If not, each dispatch passes it all waiting requests.
 
-    A user's `schedule` or `prioritize` may look at all requests at once, so each dispatch calls it again and costs at
-    least a sort of the waiting requests. `order` and `rule_for` of a `Strategy` cost the same however many wait.
+    A user's `schedule` or `prioritize` may look at all requests at once. So each dispatch calls it again, and costs at
+    least a sort of the waiting requests. `order` and `rule_for` of a `Strategy` cost the same, however many wait.
     """
     return (
         isinstance(policy, Strategy)
@@ -47,8 +47,8 @@ def plan_for(
 ) -> DispatchPlan:
     """A plan whose queue is in the policy's order and whose choices are the policy's.
 
-    At most `max_waiting` requests wait per model, each at most `ttl_s` seconds, or `first_wait_s`, if given, while
-    there is no instance. FIFO decides where a user's policy fails.
+    At most `max_waiting` requests wait per model. Each waits at most `ttl_s` seconds; while there is no instance, at
+    most `first_wait_s`, if that is given. FIFO decides if a user's policy fails.
     """
     strategy = policy if isinstance(policy, Strategy) else FIFOPolicy()
     band = BandSettings(max_requests=max_waiting, max_bytes=None, ordering=StrategyOrder(strategy))

@@ -46,8 +46,9 @@ class PrefixPolicy(Strategy):
     """Highest priority first, then arrival; the instance that has the most of the prompt cached, while it has room.
 
     An instance counts if it holds at least `min_match` of the prompt, and has at most `max_imbalance` requests more
-    than the one with the fewest (None: no limit). If none counts, the least loaded takes the request, and holds its
-    prompt from then on. A dispatcher remembers what it has sent where; `schedule` remembers nothing between calls.
+    than the instance with the fewest (None means no limit). If no instance counts, the least loaded one takes the
+    request, and holds its prompt from then on. A dispatcher remembers what it has sent where; `schedule` remembers
+    nothing between calls.
     """
 
     def __init__(

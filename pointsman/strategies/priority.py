@@ -10,8 +10,8 @@ from pointsman.types import RequestMetadata, RequestPriority
 class PriorityPolicy(Strategy):
     """Highest priority first, then arrival; the fastest instance for CRITICAL and HIGH, the least loaded for the rest.
 
-    `fast_from` is the lowest priority that gets the fastest. With `aging_s`, each `aging_s` seconds of waiting raise a
-    request by one priority, so that later arrivals do not overtake it forever; without it, priority is strict.
+    `fast_from` is the lowest priority that gets the fastest instance. With `aging_s`, each `aging_s` seconds of waiting
+    raise a request by one priority, so that later arrivals do not overtake it forever. Without it, priority is strict.
     """
 
     def __init__(

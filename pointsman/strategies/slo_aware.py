@@ -13,11 +13,12 @@ URGENT_BELOW_MS = 1000.0
 class SLOAwarePolicy(Strategy):
     """Nearest deadline first, then those that are overdue, then those without one; the fastest instance if urgent.
 
-    An overdue request can no longer be in time, so it takes no place from one that can. With `overdue_first` it goes
-    by its deadline like the others, ahead of them.
+    An overdue request can no longer be in time, so it does not displace a request that can. With `overdue_first` it is
+    ordered by its deadline like the others, and so goes ahead of them.
 
     A request is urgent when less than `urgent_below_ms` or less than `urgent_share` of its time remains. Other requests
-    go to the least loaded instance of those that are expected to meet the deadline, or of all if none is.
+    go to the least loaded instance among those that are expected to meet the deadline. If there are none, they go to
+    the least loaded of all.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class FilterAlgorithm(Parameters, frozen=True):
 class EndpointAttributeFilter:
     """Demands endpoints by one number: below or above a threshold, in a range, among the best few or a percentile.
 
-    `on_missing`: whether endpoints without the number pass. If no endpoint passes, all are rejected; with
+    `on_missing` says whether endpoints without the number pass. If no endpoint passes, all are rejected; with
     `fallback_on_empty`, all pass.
     """
 
@@ -122,7 +122,7 @@ class EndpointAttributeFilter:
         self._fallback = fallback_on_empty
         self._judged: Column | None = None
         self._rejected: Positions = ()
-        """Rejections for the last values, which stay the same between measurements."""
+        """The positions rejected for the last values. They stay the same between measurements."""
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:
         values = self.attribute.of(candidates)

@@ -14,7 +14,7 @@ from pointsman.types import RequestMetadata
 class WithinBudget:
     """Demands that the request's expected cost does not exceed its `cost_budget`. Without a budget all endpoints pass.
 
-    It rejects endpoints of unknown cost, because they might exceed the budget.
+    It rejects endpoints with unknown costs, because these might exceed the budget.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:

@@ -14,7 +14,7 @@ from pointsman.selection.columns import where_zero
 class Demands:
     """The four filters that run first in every profile: model, health, room and budget.
 
-    As a gate it recognises at once that all endpoints pass, as in a fleet with one model and room everywhere.
+    As a gate it recognises at once when all endpoints pass, as in a fleet with one model and room everywhere.
     """
 
     def __init__(self, price_per_gpu_hour: float = DEFAULT_PRICE_PER_GPU_HOUR) -> None:
@@ -37,7 +37,7 @@ class Demands:
 
 
 def _models_served_by_all(endpoints: Endpoints) -> frozenset[str]:
-    """The models that every endpoint serves; none if an endpoint does not accept requests."""
+    """The models that every endpoint serves; an empty set if an endpoint does not accept requests."""
     if not len(endpoints) or len(where_zero(endpoints.column(ACCEPTS))):
         return frozenset()
     first, *rest = ({"", each.instance.model_name, *each.instance.adapters} for each in endpoints)

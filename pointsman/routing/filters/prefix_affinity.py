@@ -13,9 +13,10 @@ from pointsman.selection.columns import column_of, linear, ratio, smallest, take
 class PrefixCacheAffinityFilter:
     """Demands endpoints that hold at least `affinity_threshold` of the prompt, if there are any (0 turns it off).
 
-    All endpoints pass if the best of these would answer more than `max_ttft_penalty_ms` after the best of the rest (0:
-    no limit), and at random with `exploration_probability`. The time to first token is estimated from the tokens in
-    flight and `peak_prefill_throughput`, or predicted; an endpoint without prediction counts as infinitely slow.
+    All endpoints pass if the best of these would send its first token more than `max_ttft_penalty_ms` after the best of
+    the rest (0 means no limit). All also pass at random, with `exploration_probability`. The time to first token is
+    predicted, or estimated from the tokens in flight and `peak_prefill_throughput`. An endpoint without a prediction
+    counts as infinitely slow.
     """
 
     def __init__(

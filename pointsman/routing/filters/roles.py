@@ -16,7 +16,7 @@ class HasRole:
     """Demands one of some roles. An endpoint without a role passes if `unlabelled` is set."""
 
     def __init__(self, code: str, roles: Set[str], *, unlabelled: bool = False) -> None:
-        """`code` is that of the reason for which other endpoints are rejected."""
+        """`code` is the code of the reason for rejecting all other endpoints."""
         self._code = code
         self.roles: Set[str | None] = roles | {None} if unlabelled else roles
         self._label: LabelColumn[Endpoint] = LabelColumn(ROLE)

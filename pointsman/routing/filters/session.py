@@ -8,7 +8,8 @@ from pointsman.selection import Rejected
 class SessionAffinityFilter(SessionAffinity):
     """Demands the endpoint that the request's session is on.
 
-    All endpoints pass if the request has no session, its token cannot be read, or its endpoint is not a candidate.
+    All endpoints pass if the request has no session, if its token cannot be read, or if the endpoint of its session is
+    not a candidate.
     """
 
     def rejections(self, cycle: RequestCycle, candidates: Endpoints) -> Rejections:

@@ -14,7 +14,7 @@ class SloHeadroomTierFilter:
     """Demands endpoints predicted to meet both latency objectives, if there are any.
 
     With probability `epsilon_explore_neg` it demands the other endpoints instead, so that their predictions stay
-    current. An endpoint without prediction is one of the others. Without any prediction all endpoints pass.
+    current. An endpoint without a prediction is one of the others. Without any prediction all endpoints pass.
     """
 
     def __init__(self, epsilon_explore_neg: float = 0.01) -> None:

@@ -17,8 +17,8 @@ class Peer:
     """The common part of the filter and the scorer: where the endpoint of another stage is, and how near candidates
     are.
 
-    That endpoint is the cycle's NEAR. If its location is unknown, the header `peer_topology_header` counts, in
-    the form host=a,rack=b,zone=c,region=d; only for planes whose clients may not choose it.
+    That endpoint is the cycle's NEAR. If its location is unknown, the header `peer_topology_header` gives a location,
+    in the form host=a,rack=b,zone=c,region=d. Set this parameter only if clients cannot choose the header.
     """
 
     def __init__(self, topology_producer_name: TopologyProducer = None, peer_topology_header: str = "") -> None:
@@ -27,7 +27,7 @@ class Peer:
         self._members = PerMembers(self._located)
 
     def location_of_peer(self, cycle: RequestCycle) -> Location | None:
-        """The location of the peer; None if there is no peer, or if its location is unknown."""
+        """The location of the peer; None if there is no peer, or if the location is unknown."""
         near = cycle.get(NEAR)
         where = self._locator.location(near.instance) if near is not None and self._locator is not None else None
         if (where is None or not any(where)) and self._header:
@@ -35,7 +35,8 @@ class Peer:
         return where if where is not None and any(where) else None
 
     def judged(self, candidates: Endpoints, peer: Location, judge: Callable[[int | None], float]) -> Column:
-        """`judge` of the nearest level that each candidate shares with the peer; once per distinct location."""
+        """For each candidate, what `judge` returns for the nearest level that it shares with the peer. Called once per
+        distinct location."""
         locations, which = self._members.of(candidates)
         verdicts = column_of([judge(peer.common(location)) for location in locations], candidates.arrays)
         return candidates.cut(take(verdicts, which))
@@ -53,7 +54,7 @@ class Peer:
 class TopologyAffinityFilter(Peer):
     """Demands an endpoint that shares the level `min_affinity`, or a nearer one, with the endpoint of another stage.
 
-    All pass if there is no such endpoint, if its location is unknown, or if no candidate is near enough.
+    All endpoints pass if there is no such endpoint, if its location is unknown, or if no candidate is near enough.
     """
 
     def __init__(

@@ -38,7 +38,8 @@ class Condition(Parameters, frozen=True):
 class UtilizationFilter:
     """Demands that an endpoint is at or below `maxValue` for all `conditions`.
 
-    If no endpoint is, all are rejected; with `fallback_on_empty`, all pass. A metric never measured counts as 0.
+    If no endpoint passes, all are rejected; with `fallback_on_empty`, all pass. A metric that was never measured counts
+    as 0.
     """
 
     def __init__(self, conditions: Sequence[Condition], fallback_on_empty: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Profile handlers and their deciders: enter the results so far, leave the profiles to run next and the final result.
+"""Profile handlers and their deciders. Enters: the results so far. Leaves: the profiles to run next; the final result.
 
 The one rule: a handler never looks at candidates; profiles choose among them.
 """

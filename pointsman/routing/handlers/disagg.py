@@ -10,13 +10,14 @@ from pointsman.routing.plugins import NEAR, PREFIX_MATCH, Decider, Endpoints, Re
 from pointsman.selection import Key, ProfileFailure, ProfileResult, Roster, SchedulingFailure, SchedulingResult
 from pointsman.selection.scheduler import failed
 
-# Deciders: whether a separate stage is worthwhile for one request.
+# Deciders. Each decides whether a separate stage is worthwhile for one request.
 
 
 class PrefixBasedPdDecider:
     """Prefills elsewhere if the endpoint that decodes would have to compute at least `non_cached_tokens` of the prompt.
 
-    Never for prompts below `prompt_tokens`, with `non_cached_tokens` 0, or if that endpoint's cache is unknown.
+    It never does so for prompts of fewer than `prompt_tokens`, if `non_cached_tokens` is 0, or if the cache of that
+    endpoint is unknown.
     """
 
     def __init__(self, non_cached_tokens: int = 0, prompt_tokens: int = 0) -> None:
@@ -72,8 +73,8 @@ class StageDeciders(Parameters, frozen=True):
 class DisaggProfileHandler:
     """Runs the stages of a request one after the other; it goes to the endpoint that decodes.
 
-    `decode-first`: decode, then encode and prefill where their deciders agree. `prefill-first`: prefill, encode if
-    its decider agrees, then decode. Only decode must succeed; engines manage without a stage that failed.
+    `decode-first` runs decode, then encode and prefill if their deciders agree. `prefill-first` runs prefill, encode if
+    its decider agrees, then decode. Only decode must succeed; engines manage without any other stage that failed.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class DisaggProfileHandler:
         return ()
 
     def _stay_near(self, cycle: RequestCycle, results: Results, stage: str) -> None:
-        """Set NEAR: the KV cache moves between the stages, so topology scorers need the location of the first one."""
+        """Set NEAR. The KV cache moves between the stages, so topology scorers need the location of the first stage."""
         for endpoint in chosen(results, stage)[:1]:
             cycle[NEAR] = endpoint
 
@@ -155,7 +156,7 @@ class DisaggProfileHandler:
 
 
 def chosen(results: Results, profile: str) -> Sequence[Endpoint]:
-    """The targets of a profile; none if it failed or did not run."""
+    """The targets of a profile; an empty sequence if it failed or did not run."""
     result = results.get(profile)
     return result.targets if isinstance(result, ProfileResult) else ()
 

@@ -1,4 +1,4 @@
-"""Keeps bursts of equal prompts together, so that their prefix is computed on one endpoint and not on all."""
+"""Keeps bursts of equal prompts together, so that only one endpoint computes their prefix."""
 
 from collections import Counter
 from math import ceil, inf
@@ -29,13 +29,13 @@ class Prompts(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct):
-    """The requests of one window: where each prompt and each beginning was sent."""
+    """The requests in one window: where each prompt and each beginning was sent."""
 
     until: float = -inf
     sent: dict[tuple[int, ...], Counter[str]] = {}
     begun: dict[int, Counter[str]] = {}
     load: Counter[str] = msgspec.field(default_factory=Counter)
-    """Requests by endpoint."""
+    """Number of requests by endpoint."""
 
 
 _PROMPTS: Key[Prompts] = Key("burst-prompts")
@@ -44,9 +44,9 @@ _PROMPTS: Key[Prompts] = Key("burst-prompts")
 class BurstPrefixCacheProducer:
     """Requests with the same prompt that come within `window_duration_ms` go where the first of them went.
 
-    At most `max_per_replica` of them go to one endpoint; then the scorers choose another, which the next ones follow.
+    At most `max_per_replica` of them go to one endpoint. Then the scorers choose another, and the next requests follow.
     Prompts that share at least `min_colocate_blocks` blocks follow each other too, while their endpoint has at most its
-    share of the window's requests. No request waits for the others. What was cached earlier still counts.
+    share of the window's requests. No request waits for others. Earlier cached prefixes still count.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class BurstPrefixCacheProducer:
         return Prompts(whole, beginning, sum(chain.blocks for chain in chains))
 
     def _nothing_known(self, blocks: int, candidates: Endpoints) -> PrefixMatch:
-        """The initial facts without another producer of matches."""
+        """The facts to start from if no other producer provides matches."""
         nothing = column_of([0.0] * len(candidates.whole), candidates.uncut().arrays)
         return PrefixMatch(nothing, filled(float(blocks), nothing), filled(float(self._block_size), nothing), nothing)
 

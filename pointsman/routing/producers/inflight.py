@@ -1,4 +1,4 @@
-"""How many tokens of a request each endpoint would have to compute."""
+"""The producer of how many tokens of a request each endpoint would have to compute."""
 
 from pointsman.routing.plugins import (
     ESTIMATED_OUTPUT_TOKENS,
@@ -11,15 +11,15 @@ from pointsman.selection.columns import column_of, linear
 from pointsman.types import RequestMetadata
 
 TYPICAL_OUTPUT_TOKENS = 1000
-"""The estimate for an answer without any other information."""
+"""The estimated length of an answer about which nothing else is known."""
 
 
 class InflightLoadProducer:
     """Publishes the uncached tokens of the request per endpoint. The ledger counts the same number as in flight.
 
     Without prefix information all tokens of the prompt count as uncached. With `add_estimated_output_tokens` the answer
-    counts too, until it ends: `output_ratio` times the prompt, else 1,000 tokens; at most the request's own limit and
-    `max_estimated_output_tokens`.
+    counts too, until it ends. Its estimated length is `output_ratio` times the prompt, or 1,000 tokens without a ratio.
+    It is at most the request's own limit, and at most `max_estimated_output_tokens`.
     """
 
     def __init__(

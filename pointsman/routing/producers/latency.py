@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pointsman.routing.events import Ended
 
 ALIKE = 0.25
-"""Instances that differ by less count as equally fast: otherwise an idle fleet would use only the fastest one."""
+"""Instances whose speeds differ by less count as equally fast. Otherwise an idle fleet would use only the fastest."""
 BUSY_MS = 60_000.0
 """Time constant of the average share of busy endpoints."""
 SLO_HEADERS = {kind: (f"x-llm-d-slo-{kind}-ms", f"x-slo-{kind}-ms") for kind in ("ttft", "tpot")}
@@ -60,7 +60,7 @@ class WorkColumns:
         self.left, self.head, self.since = (column_of([0.0] * count, arrays) for _ in range(3))
         self.slowness, self.context = column_of([1.0] * count, arrays), column_of([0.0] * count, arrays)
         self.patient: set[int] = set()
-        """Rows that have a prompt whose first token will not be seen."""
+        """Rows that have a prompt whose first token the gateway will not see."""
         for row in range(count):
             self.note(row)
 
@@ -92,14 +92,14 @@ class WorkColumns:
 
 
 class PredictionErrors:
-    """The error of predictions, as sums that only grow; milliseconds."""
+    """The errors of predictions, as sums in milliseconds that only grow."""
 
     __slots__ = ("sums",)
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {"ttft": [0.0] * 4, "tpot": [0.0] * 4}
-        """Four numbers per latency: count of predictions, sums of predictions, of measurements and of absolute
-        errors."""
+        """Four numbers per latency: the count of predictions, and the sums of predictions, of measurements and of
+        absolute errors."""
 
     def add(self, kind: str, predicted_ms: float, actual_ms: float) -> None:
         sums = self.sums[kind]
@@ -109,7 +109,7 @@ class PredictionErrors:
         sums[3] += abs(predicted_ms - actual_ms)
 
     def share(self, kind: str) -> float | None:
-        """The mean error divided by the mean of the measured values; None before the first."""
+        """The mean error divided by the mean of the measured values; None before the first measurement."""
         _, _, actual, error = self.sums[kind]
         return error / actual if actual else None
 
@@ -117,9 +117,9 @@ class PredictionErrors:
 class PredictedLatencyProducer:
     """Learns how fast engines read prompts and write answers, and predicts both latencies of a request per endpoint.
 
-    A deployment learns one model from all of its endpoints, and per endpoint how much slower or faster it is. Only what
-    the gateway itself observes is used: no measurement is older than the last request. Objectives are those of the
-    request, else `ttft_slo_ms` and `tpot_slo_ms`.
+    A deployment learns one model from all of its endpoints, and for each endpoint how much slower or faster it is. It
+    uses only what the gateway itself observes, so what it knows includes the last request. Objectives are those of the
+    request, or else `ttft_slo_ms` and `tpot_slo_ms`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PredictedLatencyProducer:
         self._columns = PerMembers(self._laid_out)
         self._current = WorkColumns([], arrays=False)
         self._readers: dict[str, Endpoint] = {}
-        """The endpoint that reads the prompt of a request, if another one writes its answer, by request id."""
+        """By request id, the endpoint that reads the prompt, for requests whose answers another endpoint writes."""
         self.errors = PredictionErrors()
         self._busy = 0.0
         self._seen_at = 0.0
@@ -178,7 +178,7 @@ class PredictedLatencyProducer:
         behind = columns.behind(now)
         theirs = candidates.columns[THEIR_TOKENS]
         if any(theirs) if isinstance(theirs, list) else theirs.any():
-            # Requests of other dispatchers are known only as tokens, and take as long as this one's.
+            # Of other dispatchers' requests only the tokens are known. They are assumed to take as long as ours.
             behind = plus(behind, times(linear(theirs, per_token, 0.0), slowness))
         if len(behind):
             idle = behind.count(0.0) if isinstance(behind, list) else len(behind) - np.count_nonzero(behind)
@@ -198,7 +198,7 @@ class PredictedLatencyProducer:
         if request.headers:
             ttft, tpot = objective_ms(request, "ttft"), objective_ms(request, "tpot")
         if not ttft and request.slo_deadline_ms:
-            # The whole answer is due then; its first token is due earlier, by the time to write the answer.
+            # The deadline is for the whole answer. The first token is due earlier, by the time to write the answer.
             lengths = self.model.lengths.mean
             tokens = lengths if request.max_tokens is None else min(lengths, request.max_tokens)
             ttft = max(request.slo_deadline_ms - tokens * self.model.step_ms(0.0), 0.1 * request.slo_deadline_ms)

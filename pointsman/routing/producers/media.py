@@ -1,4 +1,4 @@
-"""Tracks which endpoints have which media in their embeddings caches, from what was sent to them."""
+"""Tracks which media each endpoint has in its embeddings cache, from what was sent to it."""
 
 import re
 from collections import OrderedDict
@@ -18,19 +18,19 @@ DEFAULT_CACHE_MB = 4096
 MB_PER_ITEM = 2
 """Assumed size of the embeddings of one image or clip."""
 MAX_ITEMS = 256
-"""Maximum items of one request that are tracked."""
+"""Maximum number of items that are tracked for one request."""
 
 _PART = re.compile(
     rb'"(?:image_url|video_url|audio_url)"\s*:\s*(?:\{[^{}"]*(?:"[^"]*"\s*:\s*"[^"]*"\s*,\s*)*"url"\s*:\s*)?"([^"]*)"'
     rb'|"input_audio"\s*:\s*\{[^{}"]*(?:"[^"]*"\s*:\s*"[^"]*"\s*,\s*)*"data"\s*:\s*"([^"]*)"'
 )
-"""A part of a prompt that is not text: its address, or its data."""
+"""A part of a prompt that is not text: the address of an item, or its data."""
 
 _ITEMS: Key[frozenset[int]] = Key("media-items")
 
 
 def media_items(request: RequestMetadata) -> frozenset[int]:
-    """One hash for each image, video or sound of a request; equal ones count once. A hash never leaves the process."""
+    """One hash for each image, video or sound in a request; equal items count once. A hash never leaves the process."""
     prompt = request.prompt
     if not request.is_multimodal or not isinstance(prompt, bytes | memoryview):
         return frozenset()
@@ -46,7 +46,7 @@ class MmEmbeddingsCacheProducer:
     """Remembers per endpoint the media that it was sent, most recently used last, and reports how many it probably has.
 
     An endpoint is assumed to hold one item per 2 MB of `cache_size_in_mb_per_server`. Items are recorded where they are
-    encoded: on the targets of `encode_profile` if that profile ran, else those of the primary one.
+    encoded: on the targets of `encode_profile` if that profile ran, else on the targets of the primary profile.
     """
 
     def __init__(

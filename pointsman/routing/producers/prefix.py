@@ -35,8 +35,8 @@ _HASHED: Key[Hashed] = Key("prefix-hashed")
 _BYTES = (bytes, memoryview)
 _MAX_MODELS = 1_000
 MAX_BLOCK_SIZES = 4
-"""Maximum number of distinct block sizes: a prompt is hashed once for each. Servers of other sizes are matched by the
-most common one."""
+"""Maximum number of distinct block sizes, because a prompt is hashed once for each. Servers with other block sizes are
+matched by the most common size."""
 _MANY_SERVERS = 64
 """Minimum number of servers for which a set of bits is added to a column in one step."""
 
@@ -50,35 +50,35 @@ class Layout(msgspec.Struct):
     """block size -> the servers that have it"""
     block_sizes: Column
     servers: list[tuple[int, int]]
-    """row -> its block size, and how many of our blocks fit into its cache"""
+    """row -> (block size, how many blocks of that size fit into the cache)"""
     held: dict[int, int]
     """block size -> the largest number of blocks that a server holds"""
     only: tuple[int, int | None] | None
-    """(block size, maximum of blocks) if they are the same for all servers, and these are few."""
+    """(block size, maximum number of blocks) if these are the same for all servers, and there are few servers."""
 
 
 class CacheGeometry(msgspec.Struct, frozen=True):
-    """Block and cache sizes of endpoints: as their engines report them (`auto_tune`), else as configured."""
+    """Block and cache sizes of endpoints, as their engines report them (with `auto_tune`), or else as configured."""
 
     auto_tune: bool
     block_size: int
     capacity: int
-    """Blocks per server, for servers that do not report it."""
+    """Blocks that a server can cache, for servers that do not report a number."""
     max_tokens: int
-    """Maximum tokens of a prompt that are matched; 0: `max_blocks` is the limit."""
+    """Maximum tokens of a prompt that are matched; 0 if `max_blocks` is the limit."""
     max_blocks: int
-    """Maximum blocks of a prompt that are matched; 0: no limit."""
+    """Maximum blocks of a prompt that are matched; 0 if there is no limit."""
     min_block_size: int = 64
     """Smaller blocks are hashed as blocks of this size: a finer match is not worth the hashing."""
 
     def block_size_of(self, endpoint: Endpoint) -> int:
-        """Tokens per block, as this endpoint is matched."""
+        """Tokens per block, by which this endpoint is matched."""
         metrics = endpoint.metrics
         reported = metrics.block_size if self.auto_tune and metrics is not None else 0
         return max(reported if reported > 0 else self.block_size, self.min_block_size)
 
     def capacity_of(self, endpoint: Endpoint, block_size: int) -> int:
-        """How many blocks of this size fit into the endpoint's cache, as it reports."""
+        """How many blocks of this size fit into the endpoint's cache, according to its report."""
         metrics = endpoint.metrics
         if not self.auto_tune or metrics is None or metrics.num_blocks <= 0:
             return self.capacity
@@ -87,7 +87,7 @@ class CacheGeometry(msgspec.Struct, frozen=True):
         return max(1, metrics.num_blocks * metrics.block_size // block_size)
 
     def most_blocks(self, block_size: int) -> int | None:
-        """Maximum number of blocks of a prompt that are matched; None: all."""
+        """Maximum number of blocks of a prompt that are matched; None if all are."""
         if self.max_tokens > 0:
             return self.max_tokens // block_size
         return self.max_blocks or None
@@ -96,9 +96,9 @@ class CacheGeometry(msgspec.Struct, frozen=True):
 class ApproxPrefixCacheProducer:
     """Hashes prompts block by block and remembers where each went.
 
-    An endpoint's block size and cache size are what its engine reported (`autoTune`), else the parameters, which also
-    hold until it is first measured. Endpoints with different block sizes are matched each in its own. A match counts
-    only the unbroken run of blocks, from the first, that this endpoint was sent and has not evicted since.
+    With `autoTune`, the block size and cache size of an endpoint are those that its engine reported. Without it, and
+    until the endpoint is first measured, they are the parameters. Each endpoint is matched in its own block size. A
+    match is the unbroken run of blocks, from the first on, that the endpoint was sent and has not evicted since.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class ApproxPrefixCacheProducer:
             max_prefix_blocks_to_match,
         )
         self.prompt_tokens = 0
-        """Tokens of all prompts sent, in whole blocks."""
+        """Tokens of all prompts that were sent, in whole blocks."""
         self.expected_cached_tokens = 0
-        """How many of them were expected in the cache of the instance."""
+        """How many of these tokens were expected to be in the cache of the instance."""
         self.sizes_merged = False
         """Whether servers report more block sizes than are distinguished."""
         self.listener: Callable[[str, Sequence[int]], None] | None = None
@@ -199,7 +199,7 @@ class ApproxPrefixCacheProducer:
         return Layout(rows, pools, block_sizes, servers, held, only)
 
     def _few(self, sizes: list[int]) -> list[int]:
-        """The block sizes of servers, without the rarest: a prompt is hashed once for each."""
+        """The block sizes of servers, without the rarest ones, because a prompt is hashed once for each size."""
         common = [size for size, _ in Counter(sizes).most_common(MAX_BLOCK_SIZES + 1)]
         self.sizes_merged = len(common) > MAX_BLOCK_SIZES
         if not self.sizes_merged:
@@ -222,7 +222,8 @@ class ApproxPrefixCacheProducer:
         return chains
 
     def _first_link(self, request: RequestMetadata) -> int:
-        """The hash that the chain of this request starts from. Cached per model, as models are few; salts are not."""
+        """The hash that the chain of this request starts from. It is cached per model, because models are few; hashes
+        with salts are not cached."""
         if request.cache_salt:
             return first_link(request.model_name, request.cache_salt)
         link = self._first_links.get(request.model_name)

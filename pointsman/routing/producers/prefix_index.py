@@ -1,9 +1,10 @@
-"""The index of the beginnings of prompts that each server was sent, as hashes.
+"""An index of the beginnings of the prompts that each server was sent, as hashes.
 
-The index keeps, per server, the blocks that it was sent in order of use (bounded, least recently used out first), and
-per block the set of its holders as the bits of one integer. Looking up a prompt takes a few dictionary accesses each
-time that its set of holders shrinks, however many blocks and servers there are. Servers report how much they can hold;
-the memory of the index and the time of each call are bounded whatever they report.
+For each server, the index keeps the blocks that the server was sent, in order of use; their number is bounded, and the
+least recently used are dropped first. For each block, it keeps the set of holders as the bits of one integer. Looking
+up a prompt takes a few dictionary accesses each time that the set of holders shrinks, however many blocks and servers
+there are. Servers report how much they can hold. The memory of the index and the time of each call are bounded,
+whatever servers report.
 """
 
 from collections import OrderedDict
@@ -14,11 +15,11 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
-"""A token id is four bytes; without a tokenizer, four bytes of text count as a token."""
+"""A token id has four bytes. Without a tokenizer, four bytes of text count as a token."""
 
 ROW = 16
-"""The first 16 hashes of a prompt are of one block each, the next 16 of two blocks each, the next of four, and so on:
-the end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
+"""The first 16 hashes of a prompt are for one block each, the next 16 for two blocks each, the next 16 for four, and so
+on. So the end of a match is found to within a sixteenth of its length, and a prompt of any length takes few hashes."""
 
 
 def first_link(model: str, cache_salt: str = "") -> int:
@@ -51,19 +52,19 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
 
 class KnownRows:
-    """Rows of hashes of the prompts seen last. A prompt that begins like one of them is hashed a row at a time, at the
-    speed of memory; its new part, block by block."""
+    """Rows of hashes from the most recent prompts. A prompt that begins like one of these is hashed a row at a time, at
+    the speed of memory. Its new part is hashed block by block."""
 
     __slots__ = ("_memory", "_rows")
 
     MOST, ROW_BYTES, SHARE = 2048, 1024, 16
-    """Maximum rows, assumed bytes per row, and the divisor of the index's memory that limits what rows take in
-    addition. A prompt of 256 KB has five rows."""
+    """Maximum number of rows; assumed bytes per row; and a divisor: rows take at most the memory of the index divided
+    by it, in addition. A prompt of 256 KB has five rows."""
 
     def __init__(self, memory: "IndexMemory") -> None:
         self._memory = memory
         self._rows: OrderedDict[int, list[int]] = OrderedDict()
-        """Rows by the hash of all their bytes, which is chained to the rows before."""
+        """Rows by the hash of all their bytes; this hash is chained to the rows before."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -94,8 +95,8 @@ def block_hashes(
     held: int | None = None,
     known: KnownRows | None = None,
 ) -> Chain:
-    """The chain of a prompt, of at most `max_blocks` blocks. None: all. Rows that begin after `held` blocks, which is
-    more than any server holds, are not hashed."""
+    """The chain of the first `max_blocks` blocks of a prompt, or of all if that is None. Rows that begin after `held`
+    blocks are not hashed, because no server holds more blocks than that."""
     step = block_size * BYTES_PER_TOKEN
     end = len(tokens) if max_blocks is None else min(len(tokens), max_blocks * step)
     blocks = -(-end // step)
@@ -115,7 +116,7 @@ def block_hashes(
 
 MAX_INDEX_BYTES = 512 * 1024 * 1024
 AT_ONCE = 1024
-"""Maximum entries that one call drops; later calls drop the others."""
+"""Maximum number of entries that one call drops; later calls drop the rest."""
 
 
 class IndexMemory:
@@ -143,7 +144,7 @@ class IndexMemory:
 
     @property
     def _entry_bytes(self) -> int:
-        """Measured: one entry in each of two dictionaries, and an integer with a bit for each slot."""
+        """Measured size of an entry in each of two dictionaries, and of an integer with a bit for each slot."""
         return 240 + self._slots // 7
 
     def limit(self, max_bytes: int) -> None:
@@ -160,8 +161,8 @@ class IndexMemory:
 class PrefixIndex:
     """Which server holds which blocks, inferred from what it was sent.
 
-    Bounded by the caches of servers, and by memory: beyond that, the server with the most entries loses those that it
-    used least recently.
+    The caches of servers bound the index, and so does a memory limit. Beyond that limit, the server with the most
+    entries loses the entries that it used least recently.
     """
 
     def __init__(self, max_bytes: int = MAX_INDEX_BYTES) -> None:
@@ -205,7 +206,7 @@ class PrefixIndex:
         if recency is None:
             recency = self._recency[slot] = OrderedDict()
         held, entries = self._held.get(slot, 0), len(recency)
-        # Deepest first, so that a prefix is dropped from its end, as engines evict: it stays contiguous.
+        # Deepest first: a prefix is then dropped from its end, as engines evict, and stays contiguous.
         for row in range((len(links) - 1) // ROW, 0, -1):
             held += self._use(links[row * ROW : (row + 1) * ROW], 1 << row, recency, bit)
         held += self._use(links[:ROW], 1, recency, bit)
@@ -221,7 +222,7 @@ class PrefixIndex:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Drop entries of servers that have left, and if there are still too many, of the server with the most."""
+        """Drop entries of servers that have left. If too many remain, drop entries of the server with the most."""
         memory = self.memory
         for slot, left in list(self._left.items()):
             self._pop(slot, left, AT_ONCE)
@@ -278,8 +279,9 @@ class PrefixIndex:
     def runs(self, links: Sequence[int], among: int) -> list[tuple[int, int]]:
         """(servers, depth): the servers of the set `among` that hold exactly the first `depth` links.
 
-        Servers that do not hold the first link are not listed. A link names everything before it and is forgotten
-        before it, so the holders of each link hold the one before too: bisection finds where the set shrinks.
+        Servers that do not hold the first link are not listed. Each link names everything before it, and is forgotten
+        before the links before it. So the holders of a link hold all earlier links too, and bisection finds where the
+        set of holders shrinks.
         """
         found: list[tuple[int, int]] = []
         known, last = self._holders.get, len(links) - 1

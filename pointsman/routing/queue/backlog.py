@@ -10,7 +10,7 @@ from pointsman.routing.queue.lazy_heap import LazyHeap
 
 
 def shorter_ttl(default_s: float, own_s: float | None) -> float | None:
-    """How long a request may wait: the queue's limit, or its own if that is less. None: no limit."""
+    """How long a request may wait: the queue's limit, or its own limit if that is less. None if there is no limit."""
     if own_s is None or own_s <= 0:
         return default_s if default_s > 0 else None
     return min(default_s, own_s) if default_s > 0 else own_s
@@ -19,19 +19,19 @@ def shorter_ttl(default_s: float, own_s: float | None) -> float | None:
 class Deadlines:
     """Waiting requests by the time at which they expire.
 
-    A request may wait `ttl_s` while instances are running and `no_endpoint_ttl_s` while none are, or its own timeout if
-    that is shorter, counted from its arrival or from the last change between the two, whichever is later. A limit of 0
-    or less means none. One change of the pool moves all deadlines at once, without visiting them.
+    A request may wait `ttl_s` while instances run, and `no_endpoint_ttl_s` while none runs; or its own timeout, if that
+    is shorter. The time counts from its arrival, or from when the first instance came or the last one left, whichever
+    is later. A limit of 0 or less means no limit. A change of the pool moves all deadlines without visiting them.
     """
 
     def __init__(self, no_endpoint_ttl_s: float) -> None:
         self.no_endpoint_ttl_s = no_endpoint_ttl_s
         self.pool_is_empty: bool | None = None
-        """None: not known yet."""
+        """None if not known yet."""
         self.changed_at = -inf
         self._served: LazyHeap[Queued] = LazyHeap()
-        """Requests by their deadline while instances run, as of some earlier time: a change of the pool only postpones
-        it."""
+        """Requests by their deadline while instances run. The deadlines may be out of date but are never too late: a
+        change of the pool only postpones them."""
         self._alone: LazyHeap[Queued] = LazyHeap()
         """Requests by their deadline while no instance runs."""
 
@@ -47,7 +47,7 @@ class Deadlines:
         self._alone.discard(item)
 
     def budget_s(self, item: Queued, pool_is_empty: bool) -> float | None:
-        """How long a request may wait; None: no limit."""
+        """How long a request may wait; None if there is no limit."""
         return shorter_ttl(self.no_endpoint_ttl_s, item.request.timeout_s) if pool_is_empty else item.ttl_s
 
     def pool_changed(self, is_empty: bool, now: float) -> None:
@@ -74,8 +74,8 @@ class Deadlines:
 
 
 class Sheddable:
-    """Waiting requests of negative priority, in the order in which others displace them: the lowest first, then the
-    newest."""
+    """Waiting requests of negative priority, in the order in which others displace them: the lowest priority first, and
+    within a priority the newest first."""
 
     def __init__(self) -> None:
         self._order: LazyHeap[Queued] = LazyHeap()
@@ -95,17 +95,17 @@ class Sheddable:
                 self._held[item.priority] = requests - 1, size_bytes - item.size_bytes
 
     def first(self) -> Queued | None:
-        """The first to be displaced; None if there is none."""
+        """The request to displace first; None if there is none."""
         return self._order.first()
 
     def below(self, priority: int) -> tuple[int, int]:
-        """Requests and bytes that a request of this priority could displace."""
+        """(requests, bytes) that a request of this priority could displace."""
         lower = [held for other, held in self._held.items() if other < priority]
         return sum(requests for requests, _ in lower), sum(size_bytes for _, size_bytes in lower)
 
 
 class Backlog:
-    """Requests waiting or held. They take up room in both stages, but are in the order only while they wait."""
+    """Requests that wait or are held. They take up room in both stages, but are in the order only while they wait."""
 
     def __init__(self, bands: Bands, total: Occupancy, deadlines: Deadlines) -> None:
         self.bands = bands
@@ -118,7 +118,7 @@ class Backlog:
         return band.room.fits(item.size_bytes) and self.total.fits(item.size_bytes)
 
     def shortage(self, item: Queued, band: Band) -> Occupancy | None:
-        """The bound that a request would break even if it displaced all that it may; None if it would fit then."""
+        """The bound that a request would break even if it displaced all requests that it may; None if it would fit."""
         requests, size_bytes = self._sheddable.below(item.priority)
         in_band = (requests, size_bytes) if self.bands.single else (0, 0)
         if not band.room.fits_without(item.size_bytes, *in_band):
@@ -126,7 +126,7 @@ class Backlog:
         return None if self.total.fits_without(item.size_bytes, requests, size_bytes) else self.total
 
     def displace(self, item: Queued, band: Band) -> list[tuple[Queued, Refusal]]:
-        """Remove sheddable requests until this one fits; they leave with these refusals."""
+        """Remove sheddable requests until this request fits. Returns the removed requests with their refusals."""
         gone = []
         for room in (band.room, self.total):
             while not room.fits(item.size_bytes):
@@ -150,7 +150,7 @@ class Backlog:
         self.total.leave(item.size_bytes)
 
     def wait(self, item: Queued) -> None:
-        """Let a request that its band has taken in wait: it may expire or be displaced."""
+        """Let a request wait that is in its band already. From now on it may expire or be displaced."""
         item.stage = QueueStage.WAITING
         self.deadlines.add(item)
         self._sheddable.add(item)

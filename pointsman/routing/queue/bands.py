@@ -29,7 +29,7 @@ def check_bounds(max_requests: int | None, max_bytes: int | None) -> None:
 
 
 class Occupancy:
-    """Bounds in requests and in bytes, with what fills them. None: unlimited."""
+    """Bounds in requests and in bytes, and how full they are. A bound of None means unlimited."""
 
     __slots__ = ("_place", "_setting", "max_bytes", "max_requests", "requests", "size_bytes")
 
@@ -41,7 +41,7 @@ class Occupancy:
         self._place = place
         """The scope of the bounds, as part of a sentence: "at priority 0"."""
         self._setting = setting
-        """The setting that increases the room."""
+        """The setting that raises the bounds."""
 
     def fits(self, size_bytes: int) -> bool:
         return (self.max_requests is None or self.requests < self.max_requests) and (
@@ -57,13 +57,13 @@ class Occupancy:
         self.size_bytes -= size_bytes
 
     def fits_without(self, size_bytes: int, fewer_requests: int, fewer_bytes: int) -> bool:
-        """Whether a request would fit if others of this size left."""
+        """Whether a request of this size would fit if so many other requests, with so many bytes, left."""
         return (self.max_requests is None or self.requests - fewer_requests < self.max_requests) and (
             self.max_bytes is None or self.size_bytes - fewer_bytes + size_bytes <= self.max_bytes
         )
 
     def shortage(self, size_bytes: int) -> dict[str, Any]:
-        """Which bound one more request of this size would break, and where it is set: facts of a reason."""
+        """Which bound one more request of this size would break, and where the bound is set, as facts for a reason."""
         if self.max_requests is not None and self.requests >= self.max_requests:
             facts = {"waiting": self.requests, "limit": self.max_requests, "setting": f"{self._setting}.maxRequests"}
         else:
@@ -73,10 +73,10 @@ class Occupancy:
 
 
 class Parked:
-    """Requests that no instance can take now, for reasons of their own: they wait beside the order and block nothing.
+    """Requests that no instance can take now, for reasons of their own. They wait outside the order and block nothing.
 
-    A few at a time are tried again: the first in order each time, and the others in turn. So they get scarce room in
-    order, and none is left out.
+    A few at a time are tried again: the first in order every time, and the others in turn. So these requests get scarce
+    room in order, and none of them is left out.
     """
 
     __slots__ = ("_in_order", "_in_turn")
@@ -109,13 +109,13 @@ class Parked:
         return first
 
     def longest_untried(self) -> Queued:
-        """The request whose last try was the longest ago. There must be one."""
+        """The request whose last try was longest ago. There must be one."""
         return next(iter(self._in_turn))
 
 
 MAX_DYNAMIC_BANDS = 64
-"""Clients choose priorities. Beyond this many bands made on demand, empty ones are removed, and then band 0 takes the
-rest."""
+"""Maximum number of bands made on demand, because clients choose priorities. Beyond it, empty bands are removed. If no
+band is empty, further priorities go to band 0."""
 
 
 class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class BandSettings(msgspec.Struct, frozen=True, kw_only=True):
     fairness: FairnessPolicy = msgspec.field(default_factory=GlobalStrictFairnessPolicy)
     ordering: OrderingPolicy = msgspec.field(default_factory=FcfsOrderingPolicy)
     flow_of: Callable[[RequestMetadata], str] | None = None
-    """Names the flow of a request; None: its fairness header, else its user."""
+    """Names the flow of a request. If None, the flow is its fairness header, or else its user."""
 
     def __post_init__(self) -> None:
         check_bounds(self.max_requests, self.max_bytes)
@@ -147,10 +147,10 @@ class Band:
         self._key_at = getattr(settings.ordering, "key_at", None)
         self.turns = settings.fairness.for_band()
         self.flows: dict[str, LazyHeap[Queued]] = {}
-        """Only those with waiting requests."""
+        """The flows with waiting requests."""
         self.parked = Parked()
         self.in_flight = 0
-        """Requests served and not ended."""
+        """Number of requests that were served and have not ended."""
         place = place or f"at priority {priority}"
         self.room = Occupancy(settings.max_requests, settings.max_bytes, place, f"flowControl.{setting}")
 
@@ -171,7 +171,7 @@ class Band:
         """The head of the flow whose turn it is. There must be one."""
         head = self._head()
         if self._key_at is not None:
-            for _ in range(self.room.requests):  # try each at most once, whatever keys a user's code returns
+            for _ in range(self.room.requests):  # each is tried at most once, whatever keys a user's code returns
                 key = self._key_at(head, now)
                 if key == head.order_key:
                     break
@@ -189,17 +189,17 @@ class Band:
         return head
 
     def take(self, item: Queued) -> None:
-        """Note that a request is taken to be served."""
+        """Note that a request is taken, to be served."""
         if item in self.parked:
             self.parked.remove(item)
-            self.put(item)  # so that its flow is charged as for any other
+            self.put(item)  # so that its flow is charged as for any other request
         flow = self.flows[item.flow]
         flow.discard(item)
         self.turns.taken(item)
         self._head_changed(item.flow, flow)
 
     def discard(self, item: Queued) -> None:
-        """Remove a request that was not taken yet."""
+        """Remove a request that has not been taken."""
         if item in self.parked:
             self.parked.remove(item)
             return
@@ -210,7 +210,7 @@ class Band:
             self._head_changed(item.flow, flow)
 
     def in_order(self) -> Iterator[Queued]:
-        """All requests in the order in which they would be taken, tried out on a copy of the turns; for display."""
+        """All requests in the order in which they would be taken, found with a copy of the turns; for display."""
         yield from self.parked
         turns = deepcopy(self.turns)
         left = {name: deque(flow.in_order()) for name, flow in self.flows.items()}
@@ -236,8 +236,8 @@ class Band:
 class Bands:
     """All bands, highest priority first.
 
-    Band 0 always exists. A priority without a band of its own gets one made from `default` (below zero from
-    `default_negative`, if there is one); without those it goes to band 0. A single band takes all priorities.
+    Band 0 always exists. A priority without a band gets a new band made from `default`, or from `default_negative` if
+    it is below zero and there is one. Without these settings it goes to band 0. A single band takes all priorities.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Bands:
         self.retries = self._retries_allowed = 0
         """How many more parked requests may be tried again."""
         self.forget_turns = True
-        """Whether the turns of all bands forget the past once no request waits."""
+        """Whether the turns of all bands forget past turns once no request waits."""
         setting = "priorityBands[]" if 0 in settings else "defaultPriorityBand"
         zero = settings.pop(0, default) or BandSettings()
         self._zero = self._add(Band(0, zero, place="in all" if single else "", setting=setting))
@@ -285,7 +285,7 @@ class Bands:
         self.retries = self._retries_allowed = min(number, sum(len(band.parked) for band in self.high_to_low))
 
     def next_parked(self, band: Band) -> Queued:
-        """The parked request of a band to try: first the first in order, then those not tried for longest."""
+        """The parked request of a band to try next: at first the first in order, then those not tried for longest."""
         is_first = self.retries == self._retries_allowed
         self.retries -= 1
         return band.parked.first() if is_first else band.parked.longest_untried()
@@ -336,13 +336,13 @@ def waited_too_long(item: Queued, now: float, default_ttl_s: float) -> Refusal:
 
 
 def no_instance_came(item: Queued, now: float, limit_s: float | None, default_ttl_s: float, setting: str) -> Refusal:
-    """The refusal if the time to live of a request is over and no instance is running."""
+    """The refusal of a request whose time to live is over while no instance runs."""
     reason = _waited("no-instance-came", item, now, limit_s, default_ttl_s, setting)
     return Refusal(Outcome.EVICTED_NO_ENDPOINTS, reason)
 
 
 def _waited(code: str, item: Queued, now: float, limit_s: float | None, default_s: float, setting: str) -> Reason:
-    """The facts about the wait. `setting` has set the limit; None: the request's own deadline has."""
+    """The reason, with facts about the wait. `setting` is where the limit is set, unless the request has set it."""
     facts = {"waited_s": now - item.enqueued_at, "limit_s": limit_s}
     return Reason(code, facts | {"setting": setting if limit_s == default_s else None})
 

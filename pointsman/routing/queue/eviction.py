@@ -1,4 +1,4 @@
-"""Eviction of running requests, of negative priority by default, when more important ones could not start otherwise."""
+"""Eviction of running requests (by default of negative priority) when more important ones could not start otherwise."""
 
 from math import ceil, inf
 from typing import Any, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ class EvictionOrder(Protocol):
     """Decides which running request is stopped first."""
 
     def eviction_key(self, item: Queued, number: int) -> Any:
-        """Its position in the order, smaller first. `number` counts the requests sent, from 1."""
+        """The position of a request in the order, smaller first. `number` counts the requests sent, from 1."""
         ...
 
 
@@ -42,8 +42,8 @@ class PriorityThenTimeEvictionOrderPolicy:
 class InFlightEviction:
     """Chooses requests to stop: those that `may_stop` allows, in this `order`, for a blocked band of higher priority.
 
-    It stops a few, waits until all of them have ended (at most `confirmation_s`), and then `cooling_s` longer. Requests
-    that are late to end are still expected to, and count as room to come.
+    It stops a few requests, waits until all of them have ended (at most `confirmation_s`), and then waits `cooling_s`
+    longer. Requests that are late to end are still expected to end, and count as future room.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class InFlightEviction:
             self._confirmed_at = now
 
     def victims(self, now: float, saturation: float, blocked: Blocked | None) -> list[tuple[Queued, Refusal]]:
-        """The requests to stop now, for the band that flow control has blocked."""
+        """The requests to stop now, each with its refusal, for the band that flow control has blocked."""
         if blocked is None or blocked.ceiling <= 0 or self._must_wait(now):
             return []
         victims: list[tuple[Queued, Refusal]] = []

@@ -1,7 +1,7 @@
 """Fairness between the flows of a band: which flow is next.
 
-Configuration names a policy; each band gets its own `Turns` from it. Turns keep track of the flows that have waiting
-requests, and of the head of each. Every method takes at most O(log n) steps in the number of flows.
+The configuration names a policy, and each band gets its own `Turns` from the policy. Turns keep track of the flows that
+have waiting requests, and of the head of each. Every method takes at most O(log n) steps in the number of flows.
 """
 
 from abc import ABC, abstractmethod
@@ -19,8 +19,8 @@ class Turns(ABC):
 
     @abstractmethod
     def waits(self, flow: str, head: Queued) -> None:
-        """Note that a flow has waiting requests, `head` first. Called when it starts to wait, and whenever its head
-        changes."""
+        """Note that a flow has waiting requests, of which `head` is the first. This is called when the flow starts to
+        wait, and whenever its head changes."""
 
     @abstractmethod
     def leaves(self, flow: str) -> None:
@@ -31,12 +31,12 @@ class Turns(ABC):
         """The flow whose turn it is; None if none waits. Has no side effects."""
 
     def taken(self, item: Queued) -> None:
-        """A request is taken to be served, mostly the head of the next flow; others may be taken out of turn. `waits`
-        or `leaves` follows. Charge it now: more may be taken before this one is sent."""
+        """Note that a request is taken, to be served. It is mostly the head of the next flow, but may be out of turn.
+        `waits` or `leaves` follows. Charge the request now: others may be taken before it is sent."""
 
     def returned(self, item: Queued) -> None:
-        """Note that a taken request was not served after all. If it is in the order again, `waits` was called
-        before."""
+        """Note that a taken request was not served after all. If it is in the order again, `waits` was called before
+        this."""
 
     def ended(self, item: Queued, output_tokens: int) -> None:
         """Note that a taken request has been served."""
@@ -85,7 +85,7 @@ class RoundRobinFairnessPolicy:
 
 
 class _InTurn(Turns):
-    """Two heaps: flows after the one that was chosen last, and flows whose turn comes in the next round."""
+    """Two heaps: flows after the flow that was chosen last, and flows whose turn comes in the next round."""
 
     forgets = True
 

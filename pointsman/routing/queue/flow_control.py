@@ -1,17 +1,18 @@
 """Flow control: which requests wait, which goes next, and which have to leave.
 
 Enters: requests that cannot be sent at once. Leaves: each of them exactly once, to be served (`pop`, then `served`) or
-with a refusal that says why. In between a request is
+with a refusal that says why. In between, a request is in one of these stages:
 
     offer -> waiting -> pop, take -> held -> served -> ended
                 ^                     |        |
                 +------ put_back -----+--------+
                 +------ park ---------+
 
-and out of waiting also by cancel, expire, drain or an offer that displaces it, out of held also by drop.
+A request also stops waiting by cancel, expire, drain or an offer that displaces it, and a held request also leaves by
+drop.
 
-Held requests belong to the caller that popped them; they still take up room, but nothing else here touches them. Order
-is kept and not recomputed: every operation takes O(log n) steps in the number of waiting requests and of flows.
+Held requests belong to the caller that popped them. They still take up room, but nothing else here touches them. The
+order is kept and not recomputed: every operation takes O(log n) steps in the number of waiting requests and of flows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,13 +35,13 @@ from pointsman.routing.queue.items import Blocked, Offered, Queued, QueueStage
 from pointsman.routing.queue.limits import StaticUsageLimitPolicy, UsageLimitPolicy
 
 REQUEST_TTL_S = 60.0
-"""How long a request may wait unless it or a setting says otherwise."""
+"""How long a request may wait unless the request or a setting says otherwise."""
 
 _WAITS = Offered()
 
 
 class FlowControl:
-    """The queue in front of the instances of one model."""
+    """The queue in front of the instances that serve one model."""
 
     def __init__(
         self,
@@ -56,9 +57,9 @@ class FlowControl:
         no_endpoint_request_ttl_s: float | None = None,
         first_wait_s: float | None = None,
     ) -> None:
-        """`single_band`: all priorities share band 0, for strategies that order everything themselves. A time to live
-        of 0 or less means no limit; while there is no instance it is `first_wait_s` (the `wait` of a deployment's
-        scaling), else `no_endpoint_request_ttl_s`, else `default_request_ttl_s`."""
+        """`single_band`: all priorities share band 0, for strategies that order everything themselves. While there is
+        no instance, the time to live is `first_wait_s` (the `wait` of a deployment's scaling), else
+        `no_endpoint_request_ttl_s`, else `default_request_ttl_s`. 0 or less means no limit."""
         check_bounds(max_requests, max_bytes)
         given = (first_wait_s, no_endpoint_request_ttl_s, default_request_ttl_s)
         self._deadlines = Deadlines(next(limit for limit in given if limit is not None))
@@ -70,10 +71,10 @@ class FlowControl:
         self._first_wait = "scaling.wait" if first_wait_s is not None else "flowControl.noEndpointRequestTTL"
         self._arrivals = 0
         self.blocked: Blocked | None = None
-        """The band whose ceiling stopped the last `pop`; None if no ceiling did."""
+        """The band whose ceiling stopped the last `pop`; None if no ceiling stopped it."""
 
     def __len__(self) -> int:
-        """Requests waiting or held."""
+        """Number of requests that wait or are held."""
         return self._backlog.total.requests
 
     def waiting(self) -> Iterator[Queued]:
@@ -83,7 +84,7 @@ class FlowControl:
     # In
 
     def offer(self, item: Queued, now: float, pool_is_empty: bool) -> Offered:
-        """Let a request wait, or refuse it. In a full queue it displaces sheddable requests of lower priority."""
+        """Let a request wait, or refuse it. In a full queue, a request displaces sheddable ones of lower priority."""
         _expect(item, QueueStage.NEW)
         self.pool_changed(pool_is_empty, now)
         backlog = self._backlog
@@ -101,7 +102,7 @@ class FlowControl:
             if full is not None:
                 item.stage = QueueStage.LEFT
                 return Offered(queue_is_full(item, full, pool_is_empty))
-        band.put(item)  # raises if its key cannot be compared with the others, and then nothing has changed
+        band.put(item)  # if the key cannot be compared with the others, this raises, and nothing has changed
         displaced = [] if fits else backlog.displace(item, band)
         backlog.enter(item)
         backlog.wait(item)
@@ -109,7 +110,7 @@ class FlowControl:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent without waiting: none waits, and the bands keep no account of past turns."""
+        """Whether a request may be sent without waiting: no request waits, and no band keeps account of past turns."""
         return not self._backlog.by_id and self._bands.forget_turns
 
     def goes_at_once(self, item: Queued, now: float) -> None:
@@ -126,7 +127,7 @@ class FlowControl:
     def put_back(self, item: Queued) -> None:
         """Let a request that could not be placed, or was sent and failed, wait again in its old position.
 
-        Its flow is not charged. There is always room for it, as it was let in before.
+        Its flow is not charged. There is always room for the request, because it was let in before.
         """
         served = item.stage is QueueStage.SERVED
         if not served:
@@ -141,7 +142,8 @@ class FlowControl:
         item.band.turns.returned(item)
 
     def park(self, item: Queued) -> None:
-        """Let a request that no instance can take, for reasons in the request, wait outside the order, uncharged."""
+        """Let a request wait outside the order because, for reasons of its own, no instance can take it. Its flow is
+        not charged."""
         _expect(item, QueueStage.HELD)
         item.band.parked.add(item)
         self._backlog.wait(item)
@@ -150,15 +152,15 @@ class FlowControl:
     # Another queue
 
     def continue_from(self, before: "FlowControl") -> None:
-        """Replace another queue: keep whether there are instances, and since when."""
+        """Replace another queue. This one takes over whether there are instances, and since when."""
         self._deadlines.pool_is_empty = before._deadlines.pool_is_empty
         self._deadlines.changed_at = before._deadlines.changed_at
 
     def adopt(self, item: Queued) -> None:
-        """Take over a request that waits in another queue or was served from it, with the time that it has waited.
+        """Take over a request that waits in another queue or was served from it. The time that it has waited counts.
 
-        There is always room for it, as it was let in before. Take over served requests before waiting ones: served ones
-        count for the turns, but have no place in the order unless they are put back.
+        There is always room for the request, because it was let in before. Take over served requests before waiting
+        requests: served ones count for the turns, but have no place in the order unless they are put back.
         """
         served = item.stage is QueueStage.SERVED
         item.band = self._bands.of(item.priority)
@@ -180,7 +182,7 @@ class FlowControl:
     def pop(self, now: float, saturation: float) -> Queued | None:
         """The next request; None if none may go now. Follow it with `served`, `put_back`, `park` or `drop`.
 
-        The highest band that has work goes; if it is blocked, those below wait too.
+        The request comes from the highest band that has any. If that band is blocked, the bands below wait too.
         """
         self.blocked = None
         if not self._backlog.by_id:
@@ -198,25 +200,25 @@ class FlowControl:
         return None
 
     def take(self, item: Queued, now: float) -> None:
-        """Pop a request out of turn, because a policy that decides about all waiting requests has chosen it. Follow it
-        like `pop`."""
+        """Pop a request out of turn. A policy that decides on all waiting requests has chosen it. Follow this with the
+        same calls as `pop`."""
         _expect(item, QueueStage.WAITING)
         self._backlog.hold(item, now)
 
     def served(self, item: Queued) -> None:
-        """Free the room of a held request that was sent."""
+        """Free the room that a held request takes up, because it was sent."""
         _expect(item, QueueStage.HELD)
         self._backlog.leave(item, QueueStage.SERVED)
         item.band.in_flight += 1
 
     def drop(self, item: Queued) -> None:
-        """Free the room of a held request that will not be served; its flow is not charged."""
+        """Free the room that a held request takes up, because it will not be served. Its flow is not charged."""
         _expect(item, QueueStage.HELD)
         self._backlog.leave(item, QueueStage.LEFT)
         item.band.turns.returned(item)
 
     def ended(self, item: Queued, output_tokens: int, now: float | None = None) -> None:
-        """Note that a served request has ended with this much output. `now` is None if it failed."""
+        """Note that a served request has ended with this much output. `now` is None if the request failed."""
         _expect(item, QueueStage.SERVED)
         item.ended_at = now
         item.stage = QueueStage.LEFT
@@ -241,7 +243,7 @@ class FlowControl:
     # Time
 
     def pool_changed(self, is_empty: bool, now: float) -> None:
-        """Set whether there is any instance. When that changes, every request's time to live starts again."""
+        """Set whether there are no instances. When that changes, the time to live of every request starts again."""
         self._deadlines.pool_changed(is_empty, now)
 
     def expire(self, now: float, pool_is_empty: bool) -> list[tuple[Queued, Refusal]]:
@@ -261,7 +263,7 @@ class FlowControl:
         return gone
 
     def next_expiry(self) -> float | None:
-        """When the next request expires, if nothing changes; None: never."""
+        """When the next request expires, if nothing changes; None if no request will expire."""
         first = self._deadlines.first()
         return None if first is None else first[1]
 

@@ -19,7 +19,7 @@ DEFAULT_FLOW = "default-flow"
 
 
 class QueueStage(Enum):
-    """Where a request is between its offer and its end. The values complete "the request should be ..."."""
+    """Where a request is between its offer and its end. Messages use the values after "the request should be"."""
 
     NEW = "not offered yet"
     WAITING = "waiting"
@@ -34,25 +34,26 @@ class Queued(msgspec.Struct, eq=False):
 
     request: RequestMetadata
     ttl_s: float | None = None
-    """How long it may wait while there are instances, set by the queue. None: no limit."""
+    """How long it may wait while there are instances; None if there is no limit. Set by the queue."""
     band: "Band" = None  # type: ignore[assignment]  # set by the queue
     enqueued_at: float = 0.0
     taken_at: float = 0.0
     """When it was last popped from the queue; for a sent request, when it was sent."""
     order_key: Any = None
-    """Its position under the ordering of its band, smaller first; equal keys by `seq`."""
+    """Its position under the ordering of its band, smaller first. Equal keys are ordered by `seq`."""
     seq: int = 0
     stage: QueueStage = QueueStage.NEW
     tries: int = 0
     """How often it was sent and failed; set by the dispatcher."""
     unsent: int = 0
-    """Number of times that it could not be sent, for a reason on this side; set by the dispatcher."""
+    """How often it could not be sent, for a reason on this side; set by the dispatcher."""
     excluded: frozenset[str] = frozenset()
-    """Instances that failed it, or that it could not be sent to; set by the dispatcher."""
+    """Instances on which it failed, or to which it could not be sent; set by the dispatcher."""
     answered: bool = False
-    """Whether it has an instance's error, for its client if no other instance serves it; set by the dispatcher."""
+    """Whether an instance has answered it with an error, which its client gets if no other instance serves it; set by
+    the dispatcher."""
     ended_at: float | None = None
-    """When it ended with an answer; None if it has not, or failed. Set by the queue."""
+    """When it ended with an answer; None if it has not ended, or has failed. Set by the queue."""
     _flow: str | None = None
 
     @property
@@ -66,10 +67,10 @@ class Queued(msgspec.Struct, eq=False):
 
     @property
     def flow(self) -> str:
-        """The flow that it shares turns with; computed when it first waits."""
+        """The flow that it belongs to; computed when it first waits."""
         flow = self._flow
         if flow is None:
-            name = getattr(self.band, "flow_of", None) or flow_of  # it has no band before it is offered
+            name = getattr(self.band, "flow_of", None) or flow_of  # a request has no band before it is offered
             flow = self._flow = name(self.request)
         return flow
 
@@ -83,7 +84,7 @@ def flow_of(request: RequestMetadata) -> str:
 
 
 def header_of(request: RequestMetadata, name: str, alias: str) -> str | None:
-    """The value of a header that has an older name; the current name wins."""
+    """The value of a header that also has an older name. The current name takes precedence."""
     value = request.headers.get(name)
     return request.headers.get(alias) if value is None else value
 
@@ -92,13 +93,13 @@ class Offered(NamedTuple):
     """The result of an offer."""
 
     refusal: Refusal | None = None
-    """Why it was refused; None: the request waits."""
+    """Why the request was refused; None if it waits."""
     displaced: Sequence[tuple[Queued, Refusal]] = ()
     """Waiting requests that it displaced."""
 
 
 class Blocked(NamedTuple):
-    """A band that has waiting requests and is blocked, because the pool is at or above its ceiling."""
+    """A band that has waiting requests and is blocked, because the saturation of the pool has reached its ceiling."""
 
     priority: int
     ceiling: float

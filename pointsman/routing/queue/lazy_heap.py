@@ -11,10 +11,11 @@ SLACK = 16
 
 
 class LazyHeap(Generic[M]):
-    """Members by key, smallest first; equal keys by `tie`, which no two members share.
+    """Members by key, smallest first. Equal keys are ordered by `tie`, which is different for each member.
 
-    An outdated entry stays where it is, dead. Dead entries are never first, and are removed once they are more than
-    half: every operation takes O(log n) comparisons on average, and memory is proportional to the members.
+    An outdated entry stays where it is, and counts as dead. Dead entries are never first. They are removed once they
+    are more than half of all entries. So every operation takes O(log n) comparisons on average, and memory is
+    proportional to the number of members.
     """
 
     __slots__ = ("_entries", "_live")
@@ -30,11 +31,11 @@ class LazyHeap(Generic[M]):
         return member in self._live
 
     def first(self) -> M | None:
-        """The member with the smallest key; None when there is none."""
+        """The member with the smallest key; None if the heap is empty."""
         return self._entries[0][2] if self._entries else None
 
     def first_key(self) -> Any:
-        """The smallest key; None when there is none."""
+        """The smallest key; None if the heap is empty."""
         return self._entries[0][0] if self._entries else None
 
     def put(self, member: M, key: Any, tie: Any) -> None:

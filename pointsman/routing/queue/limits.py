@@ -1,4 +1,4 @@
-"""Usage limits: how saturated the pool may be before a band has to wait. At or above its ceiling, a band is blocked."""
+"""Usage limits: how saturated the pool may be before a band has to wait. At its ceiling or above, a band is blocked."""
 
 from collections.abc import Sequence
 from math import floor

@@ -1,6 +1,6 @@
 """The order inside a flow. A policy gives each request a key once, when it is offered; the queue keeps the order.
 
-A policy whose keys grow with time has `key_at(item, now)` too. The queue calls it when a request is about to leave.
+A policy whose keys grow with time also has `key_at(item, now)`. The queue calls that when a request is about to leave.
 
 All requests of a band have the same policy, so that the heads of its flows can be compared too.
 """
@@ -14,7 +14,7 @@ from pointsman.routing.queue.items import Queued, header_of
 SLO_HEADER = "x-llm-d-slo-ttft-ms"
 SLO_ALIAS = "x-slo-ttft-ms"
 MAX_SLO_MS = (2**63 - 1) // 10**6
-"""A longer objective counts as none, because in nanoseconds it does not fit into 64 bits."""
+"""A longer objective is ignored, because in nanoseconds it does not fit into 64 bits."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
@@ -24,7 +24,7 @@ class OrderingPolicy(Protocol):
     """Orders the requests of a flow."""
 
     def key(self, item: Queued) -> Any:
-        """The smaller key goes first, equal keys in order of arrival. Called once per request."""
+        """The request with the smallest key goes first; equal keys go in order of arrival. Called once per request."""
         ...
 
 
@@ -45,7 +45,8 @@ class EdfOrderingPolicy:
 class SloDeadlineOrderingPolicy:
     """Orders by when the first token is due: the header `x-llm-d-slo-ttft-ms`, else the request's `slo_deadline_ms`.
 
-    A request with neither, or with a header that is not a whole number of milliseconds in range, goes last.
+    A request without either goes last, and so does a request whose header is not a whole number of milliseconds in
+    range.
     """
 
     def key(self, item: Queued) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Fairness between programs, such as the sessions of agents, by recent service; and how programs are named."""
+"""Fairness by recent service between programs, such as the sessions of agents; and how programs get their names."""
 
 from collections.abc import Sequence
 from math import exp2, log2
@@ -11,10 +11,10 @@ from pointsman.types import MAX_NAME, RequestMetadata
 
 @runtime_checkable
 class FlowNamer(Protocol):
-    """Names the flows of requests: requests of one flow take turns with other flows as a whole."""
+    """Names the flows of requests. Flows take turns, however many requests each of them has."""
 
     def name_flow(self, request: RequestMetadata) -> str:
-        """The name of its flow, of at most 600 characters: it is kept while requests of the flow wait or run."""
+        """The name of a request's flow, of at most 600 characters. Names are kept while their requests wait or run."""
         ...
 
 
@@ -25,8 +25,8 @@ SESSION_HEADERS = ("x-claude-code-session-id", "x-session-affinity", "session-id
 class AgentIdentity:
     """Makes each session of an agent a separate flow, by the headers in which agents name their sessions.
 
-    `additional_session_headers` are tried first. A fairness header of the request takes precedence over all of them. A
-    session belongs to its user: equal names of different users are different flows.
+    `additional_session_headers` are tried first. A fairness header takes precedence over all session headers. Each
+    session belongs to one user: equal session names from different users are different flows.
     """
 
     def __init__(self, additional_session_headers: Sequence[str] = ()) -> None:
@@ -46,7 +46,7 @@ class AgentIdentity:
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 MAX_PROGRAMS = 10_000
-"""Clients name programs: beyond this number, those that ended longest ago are dropped first."""
+"""Maximum number of programs, because clients name them. Beyond it, programs that ended longest ago are dropped."""
 FAR = 500.0
 """Number of half-lives after which the reference time moves, so that values stay small."""
 
@@ -56,19 +56,19 @@ class _Program:
 
     def __init__(self) -> None:
         self.service = 0.0
-        """Weighted tokens, as of the reference time, so that none has to be decayed."""
+        """Weighted tokens as of the reference time, so that the values of idle programs need no update."""
         self.in_flight = 0
         self.ended_at = 0.0
-        """When it was last served, or began to wait."""
+        """When the program was last served, or began to wait."""
 
 
 class ProgramAwareFairness:
     """The program with the least recent service is next, with some credit for how long its head has waited.
 
     Service is input tokens plus twice the output tokens of requests that have ended; it halves every
-    `las_half_life_seconds`. A program scores `las_weight_service` * (1 - service) + `las_weight_head_wait` * wait; both
-    go from 0 for the least to 1 for the most of those that wait. Among equal programs, the one whose head came first is
-    next. Bands share one account per program.
+    `las_half_life_seconds`. A program scores `las_weight_service` * (1 - service) + `las_weight_head_wait` * wait.
+    Service and wait are scaled among the waiting programs, from 0 for the least to 1 for the most. Among programs with
+    equal scores, the one whose head came first is next. Bands share one account per program.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ProgramAwareFairness:
         return program
 
     def service(self, name: str, now: float) -> float:
-        """The weighted tokens that a program was served, decayed to now."""
+        """The weighted tokens that a program was served, decayed up to now."""
         program = self.programs.get(name)
         return 0.0 if program is None else program.service * exp2((self._reference - now) * self._halvings_per_s)
 
@@ -142,7 +142,7 @@ class ProgramAwareFairness:
 
 
 class _LeastServed(Turns):
-    """The turns of one band. `next` takes as many steps as flows wait, because scores are relative to the others."""
+    """The turns of one band. `next` takes one step per waiting flow, because scores are relative to the other flows."""
 
     def __init__(self, policy: ProgramAwareFairness) -> None:
         self._policy = policy

@@ -28,16 +28,16 @@ class SaturationDetector(Protocol):
     """Measures how full a pool of endpoints is."""
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
-        """0: idle; 1 and more: full. An empty pool is full."""
+        """0 for an idle pool, 1 or more for a full one. An empty pool is full."""
         ...
 
 
 class UtilizationDetector:
     """Saturation by what engines report: their waiting queues and KV caches. Stale measurements count as full.
 
-    As many requests leave the queue as fit, not one per measurement. So requests sent to an endpoint since it was last
-    measured count as waiting there; otherwise one free slot would be used many times over. As a filter it rejects
-    endpoints above a threshold or with stale measurements, unless that would be all of them.
+    Several requests may leave the queue between two measurements. So requests that were sent to an endpoint since it
+    was last measured count as waiting there; otherwise one free slot would be used many times over. As a filter it
+    rejects endpoints above a threshold or with stale measurements, unless that would reject all of them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class UtilizationDetector:
         self.filter_kv_limit = kv_cache_util_threshold * (1 + headroom)
 
     def allow_age(self, oldest_s: float) -> None:
-        """Measurements up to this age are not stale, whatever the parameter says, because there are no newer ones."""
+        """Treat measurements up to this age as current, whatever the parameter says: there are no newer ones."""
         self.oldest_s = max(self.oldest_s, oldest_s)
 
     def saturation(self, endpoints: Endpoints, now: float) -> float:
@@ -101,7 +101,7 @@ class UtilizationDetector:
 
 
 def _current_at(endpoints: Endpoints) -> Column:
-    """When measurements are out of date; those of idle engines are current until the next is due."""
+    """When the age of measurements begins to count: when they were made, but for idle engines when the next is due."""
     return larger(endpoints.column(MEASURED_AT), endpoints.column(HOLDS_UNTIL))
 
 
@@ -147,7 +147,7 @@ def _any_of(*positions: Positions) -> list[int]:
 
 
 def _divided(column: Column, by: float) -> Column:
-    # Not multiplied by the reciprocal: a full endpoint must yield exactly 1.
+    # A division, not a product with the reciprocal: a full endpoint must yield exactly 1.
     return [value / by for value in column] if isinstance(column, list) else column / by
 
 
@@ -174,7 +174,7 @@ class PoolSaturation:
         self._sub_pools: list[Endpoints] = []
 
     def of(self, endpoints: Endpoints, now: float) -> float:
-        """How full these endpoints are; 1.0 if there are none."""
+        """How full these endpoints are; 1.0 if there are no endpoints."""
         if endpoints is not self._split:  # the roster is the same until its members change
             self._split, self._sub_pools = endpoints, self._split_by_role(endpoints)
         return max(self.detector.saturation(sub_pool, now) for sub_pool in self._sub_pools)
@@ -189,9 +189,9 @@ class PoolSaturation:
 class LegacyAdmission:
     """Without flow control, requests of negative priority are refused while the pool is full.
 
-    With `waits`, other requests wait for a first instance and its first report. Then neither an empty pool nor an
-    instance that was never measured counts as full: a plane has engines without metrics, and starts instances on
-    demand.
+    With `waits`, neither an empty pool nor an instance that was never measured counts as full, and other requests wait
+    for a first instance and its first report. This is because a plane has engines without metrics, and starts
+    instances on demand.
     """
 
     def __init__(self, detector: SaturationDetector, *, waits: bool = False) -> None:
@@ -214,7 +214,7 @@ class LegacyAdmission:
 
 
 def _measured(endpoints: Endpoints) -> Endpoints:
-    """The endpoints that have been measured; the same roster if all have."""
+    """The endpoints that have been measured; the same roster if all of them have."""
     unmeasured = [i for i, endpoint in enumerate(endpoints) if endpoint.metrics is None]
     return endpoints.without(unmeasured) if unmeasured else endpoints
 

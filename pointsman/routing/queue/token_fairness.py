@@ -5,22 +5,22 @@ from pointsman.routing.queue.items import Queued
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
 MAX_IDLE_FLOWS = 1_024
-"""Maximum number of idle flows that are remembered per band. Beyond it, the one with the lowest counter is dropped."""
+"""Maximum number of idle flows remembered per band. Beyond it, the flow with the lowest counter is dropped."""
 
 
 class VirtualTokenCounterFairnessPolicy:
     """The flow that was served the fewest tokens is next, counted as input_weight * input + output_weight * output.
 
     A request is charged when it is taken, for its expected output: `default_output_tokens`, or `max_tokens` if that is
-    less. When it ends, the charge is corrected to its actual output. A flow that starts to wait is lifted to the lowest
-    counter among the waiting flows, so that idle flows save up no turns; if none waits, to the counter of the last one
-    that did.
+    less. When it ends, the charge is corrected to its actual output. The counter of a flow that starts to wait is
+    raised to the lowest counter among the waiting flows, so that idle flows do not save up turns. If no flow waits, it
+    is raised to the counter of the flow that waited last.
 
-    The bound. Let U be the largest charge of one request. The counters of two waiting flows differ by at most U: only
-    the lowest counter is charged, and none starts below it. So over any period in which two flows always had waiting
-    requests, their charges differ by at most 2U, and by at most U if their counters were equal at the start.
-    Corrections only add what was in flight when the flow was last chosen: with n requests of a flow in flight, each of
-    which used at most E more or less than expected, U becomes U + n*E of the one + n*E of the other.
+    The bound: let U be the largest charge for one request. The counters of two waiting flows differ by at most U,
+    because only the lowest counter is charged, and no counter starts below it. So over any period in which two flows
+    always had waiting requests, their charges differ by at most 2U, and by at most U if their counters began equal.
+    Corrections only add what was in flight when the flow was last chosen. If n requests of a flow are in flight,
+    and each uses at most E more or less than expected, U becomes U + n*E for the one flow + n*E for the other.
     """
 
     def __init__(self, input_weight: float = 1.0, output_weight: float = 2.0, default_output_tokens: int = 256) -> None:
@@ -37,7 +37,7 @@ class VirtualTokenCounterFairnessPolicy:
         return _ByTokens(self)
 
     def charge(self, item: Queued) -> float:
-        """The charge of a request before its output is known."""
+        """The charge for a request before its output is known."""
         return self.input_weight * item.request.input_tokens + self.output_weight * self._expected_output(item)
 
     def correction(self, item: Queued, output_tokens: int) -> float:
@@ -62,7 +62,7 @@ class _Account:
 class _ByTokens(Turns):
     """Counters of the flows that wait or have requests in flight, and of idle flows above the floor.
 
-    Idle flows at the floor are forgotten: when they return, they are lifted to it anyway.
+    Idle flows at the floor are forgotten: when they return, their counters are raised to the floor anyway.
     """
 
     def __init__(self, policy: VirtualTokenCounterFairnessPolicy) -> None:

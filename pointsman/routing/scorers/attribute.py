@@ -39,8 +39,8 @@ class Algorithm(Parameters, frozen=True):
 class EndpointAttributeScorer:
     """Prefers endpoints by one number: a column of the fleet, a metric that engines report, or an observed attribute.
 
-    An endpoint whose value is missing or not a number scores 0 and does not widen the adaptive range. The age of values
-    is ignored.
+    An endpoint whose value is missing or not a number scores 0, and does not widen the adaptive range. The age of
+    values is ignored.
     """
 
     bounded = True

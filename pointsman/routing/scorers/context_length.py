@@ -13,9 +13,10 @@ from pointsman.selection.labels import LabelColumn
 class ContextLengthAware:
     """Prefers, and with `enable_filtering` demands, endpoints whose label has a range that the prompt falls in.
 
-    The label is `min-max`, in tokens, both included. Narrow ranges score higher than wide ones, and short prompts
-    higher than long ones in the same range. An endpoint without the label scores 0.5 and passes; one whose label cannot
-    be read scores 0 and is rejected. Prompt tokens that are not counted are estimated from the bytes.
+    The label is `min-max`, in tokens, both included. Narrow ranges score higher than wide ones. In the same range,
+    short prompts score higher than long ones. An endpoint without the label scores 0.5 and passes. An endpoint whose
+    label cannot be read scores 0 and is rejected. If the prompt's tokens are not counted, they are estimated from its
+    bytes.
     """
 
     def __init__(self, label: str = "llm-d.ai/context-length-range", enable_filtering: bool = False) -> None:

@@ -11,15 +11,15 @@ from pointsman.selection import Column
 from pointsman.selection.columns import column_of, filled, largest, linear, plus, ratio, rounded
 
 UNPREDICTED = LatencyPrediction(ttft=0.0, tpot=0.0, ttft_headroom=0.0, tpot_headroom=0.0)
-"""An endpoint without prediction counts as just in time."""
+"""The prediction for an endpoint without a prediction: it counts as just in time."""
 
 
 class LatencyScorer:
     """Prefers, among endpoints predicted to meet the latency objectives, those with the least (or most) headroom;
     if there are none, idle endpoints, then those that miss the objectives by least.
 
-    An endpoint without prediction counts as just in time. Without any prediction it scores free KV cache, short queues
-    and cached prefixes instead; an endpoint never measured counts as free and empty then.
+    An endpoint without a prediction counts as just in time. Without any prediction, scores are for free KV cache, short
+    queues and cached prefixes instead. An endpoint that was never measured then counts as free and empty.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def _late(prediction: LatencyPrediction) -> bool:
 
 
 def _least_late(late: Sequence[LatencyPrediction]) -> list[int]:
-    """The positions to choose from if all are late: the first group that is not empty."""
+    """The positions to choose from if all endpoints are late: the first group of them that is not empty."""
     groups: dict[str, list[int]] = {"idle": [], "tpot": [], "ttft": [], "both": []}
     for position, prediction in enumerate(late):
         if not prediction.dispatched_requests:
@@ -94,7 +94,7 @@ def _least_late(late: Sequence[LatencyPrediction]) -> list[int]:
 
 
 def _spread(values: Sequence[float]) -> tuple[list[float], bool]:
-    """The values scaled to [0, 1], and whether they differ; 0.5 each if not."""
+    """The values scaled to [0, 1], and whether they differ. If not, each becomes 0.5."""
     low, high = min(values), max(values)
     if high - low <= 1e-9:
         return [0.5] * len(values), False

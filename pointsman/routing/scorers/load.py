@@ -1,4 +1,4 @@
-"""Scorers for the load of endpoints, as engines report it and as counted here."""
+"""Scorers for the load of endpoints, as reported by engines or as counted here."""
 
 from pointsman.routing.endpoints import IN_FLIGHT_REQUESTS, IN_FLIGHT_TOKENS, KV_USAGE, LOAD, RUNNING, WAITING
 from pointsman.routing.plugins import UNCACHED_REQUEST_TOKENS, Endpoints, RequestCycle
@@ -21,7 +21,7 @@ from pointsman.selection.columns import (
 class QueueScorer:
     """Prefers short waiting queues: 1 for the shortest, 0 for the longest, 1 for all if they are equal.
 
-    An endpoint never measured counts as having an empty queue.
+    An endpoint that was never measured counts as having an empty queue.
     """
 
     bounded = True
@@ -34,7 +34,7 @@ class QueueScorer:
 class RunningRequestsSizeScorer:
     """Prefers endpoints that run few requests: 1 for the fewest, 0 for the most, 1 for all if they are equal.
 
-    An endpoint never measured counts as running nothing.
+    An endpoint that was never measured counts as running nothing.
     """
 
     bounded = True
@@ -93,7 +93,7 @@ class ActiveRequestScorer:
 class LoadAwareScorer:
     """Prefers short waiting queues: the score falls from 0.5 for an empty queue to 0 at `threshold` and above.
 
-    An endpoint never measured counts as having an empty queue.
+    An endpoint that was never measured counts as having an empty queue.
     """
 
     def __init__(self, threshold: int = 128) -> None:

@@ -6,14 +6,15 @@ from pointsman.selection import Column, PerMembers
 from pointsman.selection.columns import column_of, placed
 
 MAX_MODELS = 256
-"""Models whose scores are cached at once: clients may send any number of names."""
+"""Maximum number of models whose scores are cached, because clients may send any number of names."""
 
 
 class LoraAffinityScorer:
     """Prefers endpoints that have the model's adapter loaded (1), then those with room for one more (0.8), then those
     where it is waiting to be loaded (0.6).
 
-    An endpoint never measured scores 0. Scores are cached per model, and computed again for endpoints with new metrics.
+    An endpoint that was never measured scores 0. Scores are cached per model, and computed again for endpoints with new
+    metrics.
     """
 
     bounded = True

@@ -12,8 +12,8 @@ from pointsman.selection.columns import clipped, column_of, largest, linear
 class NoHitLruScorer:
     """Prefers, for a prompt that no endpoint has cached, the endpoint that was least recently sent such a prompt.
 
-    Endpoints never used come first, in their order; then the others, least recent first. For a cached prompt all score
-    0.5. Without a producer of matches every prompt counts as not cached.
+    Endpoints that were never used come first, in their order; then the others, least recent first. For a cached prompt
+    all endpoints score 0.5. Without a producer of matches, every prompt counts as not cached.
     """
 
     def __init__(self, lru_size: int = 1024) -> None:

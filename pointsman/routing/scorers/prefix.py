@@ -11,8 +11,9 @@ from pointsman.selection.columns import clipped, column_of, linear, placed, plus
 class PrefixCacheScorer:
     """Prefers endpoints that have much of the prompt in their cache: the matching share of its blocks.
 
-    `match_length_weight` gives that part of the score to the length of the match instead: the square of its tokens
-    over `match_length_scale_tokens`, at most 1. Without a producer of matches, or for an empty prompt, all score 0.
+    `match_length_weight` is the part of the score that depends on the length of the match instead: on the square of its
+    tokens over `match_length_scale_tokens`, at most 1. Without a producer of matches, or for an empty prompt, all
+    endpoints score 0.
     """
 
     bounded = True

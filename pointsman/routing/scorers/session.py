@@ -9,7 +9,8 @@ from pointsman.selection.columns import column_of
 class SessionAffinityScorer(SessionAffinity):
     """Prefers the endpoint that the request's session is on: 1 for it, 0 for the others.
 
-    All score 0 if the request has no session, its token cannot be read, or its endpoint is not a candidate.
+    All score 0 if the request has no session, if its token cannot be read, or if the endpoint of its session is not a
+    candidate.
     """
 
     def scores(self, cycle: RequestCycle, candidates: Endpoints) -> Column:

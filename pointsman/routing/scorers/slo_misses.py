@@ -16,24 +16,24 @@ from pointsman.selection.arrays import np
 from pointsman.selection.columns import array, column_of
 
 MAX_WEIGHED = 16
-"""Number of endpoints whose answers are examined one by one. Most decisions need three."""
+"""Maximum number of endpoints whose answers are examined one by one. Most decisions need only three."""
 LAST_BIN = BINS - 1
 IN_TIME = 0.97
-"""Share of the objective for first tokens at which a miss is as likely as not."""
+"""At this share of the objective for first tokens, a miss is as likely as not."""
 DOUBT = 0.06
 """The width of that uncertainty, as a share of the objective."""
 CERTAIN = 12.0
-"""Number of these widths beyond which a miss is certain, or excluded."""
+"""Beyond this many of these widths, a miss is certain, or impossible."""
 SLACK = 0.8
 """The part of the slack per token that prompts may take; the rest is for unforeseen delays."""
 LATE_COUNTS = 0.2
 """The weight of a request whose first token is late: it has missed an objective, but should end soon."""
 ROOM = 1.5
-"""An endpoint with less to read than this many objectives for first tokens has room for others."""
+"""An endpoint has room for others if it can read its prompts in less than this many objectives for first tokens."""
 FEW_TOKENS = 16_384.0
-"""Context per endpoint that does not justify a colder cache."""
+"""Context tokens per endpoint that do not justify the choice of an endpoint with fewer cached tokens."""
 SHOWN = 4
-"""Endpoints that the reason of a decision lists."""
+"""Maximum number of endpoints that the reason for a decision lists."""
 
 
 class Weighed(msgspec.Struct, frozen=True, gc=False):
@@ -43,9 +43,9 @@ class Weighed(msgspec.Struct, frozen=True, gc=False):
     behind: float
     reading: float
     answers: int
-    """Answers that the endpoint writes, or will write before this one."""
+    """Number of answers that the endpoint writes, or will write before this answer."""
     misses: float
-    """Expected misses among them because of this request."""
+    """Expected number of misses among these answers because of this request."""
     cost: float
 
 
@@ -96,9 +96,9 @@ class SloMissScorer:
         return self._with_harm(cycle, candidates, outlook, costs, order, behind, reading, context)
 
     def _costs(self, outlook: LatencyOutlook, behind: Column, reading: Column, context: Column) -> Column:
-        """The cost of each endpoint without the harm to others."""
+        """The cost of each endpoint, without the harm to other requests."""
         unit, own_scale = outlook.usual_ttft_slo_ms, 1.0 / (DOUBT * outlook.ttft_slo_ms)
-        # Where all are busy, some requests are late in any case: the longer those wait, the fewer they are.
+        # If all endpoints are busy, some requests are late in any case. The longer those wait, the fewer are late.
         wait = (self._wait + self._calm * (1.0 - outlook.busy) ** 3) / unit
         work, horizon = wait + self._work / unit, ROOM * unit
         start = IN_TIME / DOUBT - outlook.waited * own_scale
@@ -137,7 +137,7 @@ class SloMissScorer:
         reading: Column,
         context: Column,
     ) -> Column:
-        """The scores. Harm is never negative: once the next endpoint costs more without it, none after it can win."""
+        """The scores. Harm is never negative: once the next endpoint costs more without harm, no later one can win."""
         now, works, rows = cycle.now * 1000.0, outlook.works, candidates.rows
         weighed: list[tuple[int, float, EngineWork]] = []
         best, chosen = inf, order[0]
@@ -179,10 +179,11 @@ class SloMissScorer:
 
 
 def expected_misses(outlook: LatencyOutlook, work: EngineWork, own: float, behind: float, now: float) -> float:
-    """How many of the answers of an endpoint miss their objective because of a prompt that takes `own` ms to read.
+    """How many answers of an endpoint miss their objectives because of a prompt that takes `own` ms to read.
 
-    An answer misses it if all prompts that are read while it is written take longer than its slack: a time per token,
-    so that long answers can bear more. `longer` gives the probability that an answer is long enough.
+    An answer misses its objective if the prompts that are read while it is written take longer, in total, than its
+    slack. Slack is a time per token, so long answers can bear more. `longer` gives the probability that an answer is
+    long enough.
     """
     longer = outlook.model.lengths.longer
     step, objective = work.step_ms(), outlook.tpot_slo_ms

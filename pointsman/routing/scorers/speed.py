@@ -1,4 +1,4 @@
-"""Scorers for load, speed and cost, by what owners declare about their instances and what is learned here."""
+"""Scorers for load, speed and cost, as owners declare them for their instances, or as learned here."""
 
 from pointsman.routing.endpoints import LIGHTNESS
 from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR, CostRates, latency_ms
@@ -10,7 +10,8 @@ from pointsman.selection.columns import best_over, share_of_best
 class LeastLoaded:
     """Prefers the endpoint with the lowest load relative to its limit: 1 when idle, 0.5 at the limit.
 
-    The load is what is in flight there, and what the instance reported beyond that. An unknown limit counts as 256.
+    The load is the number of requests in flight there, and any more that the instance reported. An unknown limit counts
+    as 256.
     """
 
     bounded = True
@@ -22,7 +23,7 @@ class LeastLoaded:
 class Fastest:
     """Prefers the endpoint that would answer soonest: 1 for the fastest, 0.5 for one that takes twice as long.
 
-    An endpoint never measured scores 0. If none was measured, scores are those of least-loaded.
+    An endpoint that was never measured scores 0. If none was measured, the scores are those of least-loaded.
     """
 
     bounded = True
@@ -35,7 +36,7 @@ class Fastest:
 class Cheapest:
     """Prefers the endpoint where the request costs least: 1 for the cheapest, 0.5 for one that costs twice as much.
 
-    An endpoint of unknown cost (no throughput) scores 0. If no cost is known, scores are those of least-loaded.
+    An endpoint of unknown cost (no throughput) scores 0. If no cost is known, the scores are those of least-loaded.
     """
 
     bounded = True

@@ -50,7 +50,7 @@ class TopologyAffinity:
 
 
 WORTH = (1.0, 0.2, 0.05, 0.02)
-"""Scores of a common host, rack, zone and region: they reflect the bandwidth between two instances."""
+"""Scores for a common host, rack, zone and region. They reflect the bandwidth between two instances."""
 
 
 class TopologyAffinityScorer(Peer):
