@@ -1,7 +1,8 @@
 """Kinds of model servers, one adapter each.
 
-Enters: the parameters of `engine:`, and the metrics of a server. Leaves: the command that starts it, the requests that
-probe it, and its load as `Metrics`. The one rule: an adapter describes one kind of server and performs no I/O.
+Enters: the parameters of `engine:`, and the metrics of a server. Leaves: the command that starts the server, the
+requests that probe it, and its load as `Metrics`. The one rule: an adapter describes one kind of server and performs no
+I/O.
 """
 
 from collections.abc import Mapping

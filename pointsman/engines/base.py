@@ -1,7 +1,7 @@
-"""What Pointsman needs for each kind of model server: how to start it, probe it and read its metrics.
+"""What Pointsman must know about each kind of model server: how to start it, probe it and read its metrics.
 
-An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It is pure: it returns
-commands and requests, and parses text; a runtime does the rest.
+An adapter is a class whose `__init__` arguments are the parameters of `engine:` in a manifest. It performs no I/O: it
+returns commands and requests, and parses text. A runtime does everything else.
 """
 
 import re
@@ -22,9 +22,9 @@ from pointsman.routing.endpoints import Metrics
 
 Work = Literal["completions", "chat", "embeddings"]
 BYTECODE: Mapping[str, str | None] = MappingProxyType({"PYTHONDONTWRITEBYTECODE": None})
-"""The environment of servers in Python: without compiled bytecode vLLM takes three times as long to start."""
+"""The environment of servers that run Python: without compiled bytecode, vLLM takes three times as long to start."""
 DEFAULT_CONCURRENCY = 16
-"""Concurrent requests to reserve memory for, if the engine has no setting for it."""
+"""The number of concurrent requests to reserve memory for if the engine has no setting for this number."""
 VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -33,7 +33,7 @@ class LaunchSpec(msgspec.Struct, frozen=True):
 
     argv: tuple[str, ...]
     env: Mapping[str, str | None] = {}
-    """Added to the environment of the plane; None removes a variable."""
+    """Variables to add to the environment of the plane; a variable with None is removed from it."""
 
 
 # Servers that exit before they are ready
@@ -41,15 +41,16 @@ class LaunchSpec(msgspec.Struct, frozen=True):
 CANNOT_START = 78
 """The exit code (EX_CONFIG of sysexits.h) of a server that cannot start as it is configured."""
 NOT_FOUND = (126, 127)
-"""Exit codes of shells: a command cannot be run, or does not exist."""
+"""Exit codes of shells for a command that cannot be run, and for a command that does not exist."""
 USAGE = 2
-"""The exit code of programs with wrong options. Go programs that panic have the same."""
+"""The exit code of programs that are started with wrong options. A Go program that panics has the same exit code."""
 _NO_MODULE = re.compile(
     r"(?:^ModuleNotFoundError|\(ModuleNotFoundError|^\S*python[\w.]*): No module named '?([\w.]+)'?\)?$"
 )
 _IN_USE = "address already in use"
 PORT_LINES = 20
-"""Number of last lines that are searched for an address in use: some servers continue for a while without it."""
+"""The number of last lines that are searched for a report of an address in use. Some servers continue for a while
+without the address before they exit."""
 _NO_MODEL = "is not a local folder and is not a valid model identifier"
 
 
@@ -58,27 +59,27 @@ class ProcessEnd(msgspec.Struct, frozen=True):
 
     code: int
     lines: Sequence[str]
-    """The last lines that it wrote, without empty ones."""
+    """The last lines that the process wrote, without empty lines."""
     port_is_free: bool
-    """Whether the port that it was given is free: then it failed to bind another one."""
+    """Whether the port that the process was given is free. If so, and an address was in use, that was another port."""
 
 
 class WeightFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of a model, and the context and concurrency to estimate its memory for."""
+    """Files of a model, with the context and concurrency for which its memory is estimated."""
 
     path: str
     """A local file or folder, the name of a remote model, or package:NAME/FILE."""
     estimated_as: Literal["vllm", "llama.cpp"]
     context: int | None = None
-    """None: not configured."""
+    """Context in tokens; None if it is not configured."""
     concurrency: int = 1
     kv_dtype: str = "auto"
     batch_tokens: int | None = None
     max_sequences: int | None = None
     quantization: str = ""
-    """How weights are quantised when they are loaded; empty: as in the files."""
+    """How weights are quantised when they are loaded; empty if they stay as in the files."""
     draft: str = ""
-    """The files of its draft model; empty: it has none."""
+    """The files of the model's draft model; empty if there is no draft model."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
@@ -87,11 +88,11 @@ class ProbeRequest(msgspec.Struct, frozen=True):
     method: str
     path: str
     body: bytes = b""
-    """JSON."""
+    """The body as JSON."""
 
     def failure(self, status: int, body: bytes, *, is_work: bool) -> str:
-        """What is wrong with an answer, including the request and what the server says; empty if nothing is. With
-        `is_work`, it must be a JSON object."""
+        """What is wrong with an answer, including the request and the server's message; empty if nothing is wrong. If
+        `is_work` is set, the answer must be a JSON object."""
         if 200 <= status < 300 and not (is_work and not isinstance(_decoded(body), dict)):
             return ""
         asked, model = _decoded(self.body), ""
@@ -112,7 +113,7 @@ _ADVICE = {401: _KEY, 403: _KEY, 404: "; if it serves the model by another name,
 
 
 def _said(body: bytes) -> str:
-    """A server's error text: the message, if it has the form of a known API; else the whole text."""
+    """A server's error text: only the message if the error has the form of a known API, else the whole text."""
     told = _decoded(body)
     for name in ("error", "detail", "message") if isinstance(told, dict) else ():
         found = told.get(name)
@@ -123,7 +124,7 @@ def _said(body: bytes) -> str:
 
 
 def _decoded(body: bytes) -> Any:
-    """Data from JSON; None if it is not JSON."""
+    """Data from JSON; None if the text is not JSON."""
     try:
         return msgspec.json.decode(body) if body else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -136,39 +137,40 @@ class Engine(ABC):
     name: ClassVar[str]
     """`type:` in a manifest."""
     serves_messages: bool = False
-    """Whether it serves Anthropic's API at /v1/messages; an instance without it gets requests in translation."""
+    """Whether the server has Anthropic's API at /v1/messages. If not, its requests for that API are translated."""
     key_variable: ClassVar[str | None] = None
-    """The environment variable in which it gets the API key that it asks clients for; empty: its command passes the key
-    itself; None: it cannot be started with one."""
+    """The environment variable from which the server reads the API key of its clients. Empty if the command passes the
+    key itself; None if the server cannot be started with a key."""
     remedy: str = "install what it needs"
-    """What to do if its program, or a package that it needs, is missing."""
+    """What to do if the server's program, or a package that the program needs, is missing."""
     launchable: ClassVar[bool] = True
-    """False: only for endpoints that are managed elsewhere."""
+    """Whether Pointsman can start the server. False if the adapter is only for endpoints that are managed elsewhere."""
     health: ProbeRequest = ProbeRequest("GET", "/health")
     """A request that the server answers while it is alive, even under load."""
     metrics_path: str = "/metrics"
-    """Empty if it has no metrics."""
+    """The path of the server's metrics; empty if the server has no metrics."""
     work: Work = "completions"
-    """The kind of request that shows that it is ready."""
+    """The kind of request that shows whether the server is ready."""
     ability: EngineAbility = EngineAbility(needs_gpu=False)
-    """How it can use GPUs and workers."""
+    """How the server can use GPUs and workers."""
     weights: WeightFiles | None = None
-    """The files that it loads, to estimate its memory; None: not known."""
+    """The files that the server loads, from which its memory is estimated; None if they are not known."""
     demand: EngineDemand = EngineDemand()
-    """The properties of its places that its parameters determine."""
+    """The properties of the server's places that follow from its parameters."""
 
     short_options: Mapping[str, str] = MappingProxyType({})
-    """Other forms of its options, and the names that they stand for."""
+    """Other forms of the server's options, with the name that each form stands for."""
     longest_answer: int | None = None
-    """Maximum tokens of an answer if a request sets no limit, by its parameters; None if unknown."""
+    """Maximum tokens of an answer if a request sets no limit. The parameters determine it; None if it is unknown."""
 
     @classmethod
     def of_endpoint(cls) -> "Engine":
-        """The adapter of a server that is managed elsewhere: it is probed and read, never launched."""
+        """The adapter for a server that is managed elsewhere. The server is probed and its metrics are read, but it is
+        never launched."""
         return cls()
 
     def why_final(self, end: ProcessEnd) -> Reason | None:
-        """Why no further start can succeed before something is changed; None if one may."""
+        """Why a further start can succeed only after a change; None if a start may succeed without one."""
         last = end.lines[-1] if end.lines else f"exit code {end.code}"
         missing = _NO_MODULE.search(last)
         if end.code == CANNOT_START:
@@ -190,24 +192,24 @@ class Engine(ABC):
         """The process that serves `model` at this address."""
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        """The same process on the GPUs of a place, split as the place says."""
+        """The same process, on the GPUs of a place and split over them as the place says."""
         gpus = ",".join(str(index) for worker, index in place.gpus if worker == place.home)
         visible = {**dict.fromkeys(VISIBLE_GPUS, gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of the driver
         return msgspec.structs.replace(launch, env={**launch.env, **visible})
 
     def _with_options(self, launch: LaunchSpec, **options: object) -> LaunchSpec:
-        """Adds command-line options that are not given already; those with None are left out."""
+        """Adds command-line options that the command does not have yet. Options with the value None are left out."""
         words = self._words_of(options, launch.argv)
         return msgspec.structs.replace(launch, argv=(*launch.argv, *words))
 
     def _words_of(self, options: Mapping[str, object], beside: Sequence[str]) -> list[str]:
-        """Options as words, without those that are None or already there."""
+        """Options as words of a command line, without those that are None or that `beside` already has."""
         named = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
         there = Options(beside, self.short_options)
         return [word for name, value in named.items() if name not in there for word in (f"--{name}", str(value))]
 
     def readiness(self, model: str) -> ProbeRequest:
-        """A small real request: a server may be healthy and crash on its first token."""
+        """A small real request: a healthy server may still crash on its first token."""
         if self.work == "embeddings":
             return _post("/v1/embeddings", model=model, input="Hello")
         if self.work == "chat":
@@ -216,12 +218,12 @@ class Engine(ABC):
         return _post("/v1/completions", model=model, prompt="Hello", max_tokens=1, temperature=0)
 
     def metrics(self, samples: Samples) -> Metrics | None:
-        """Its load, from /metrics; None if there are no readable metrics."""
+        """The load of the server, from its metrics; None if they cannot be read."""
         return None
 
     @property
     def slots(self) -> int | None:
-        """The number of requests that it runs concurrently; None: not known."""
+        """The number of requests that the server runs concurrently; None if the number is not known."""
         return None
 
 

@@ -20,7 +20,7 @@ from pointsman.routing.endpoints import Metrics
 
 _PLACEHOLDER = re.compile(r"\{(?:port|host|model)\}")
 _ABILITIES = {engine.name: engine.ability for engine in (LlamaCpp, Sglang, Vllm)}
-"""Abilities by the dialect of a server's metrics."""
+"""The abilities of a server, by the dialect of its metrics."""
 
 
 class Command(Engine):
@@ -66,7 +66,7 @@ class Command(Engine):
         return LaunchSpec(argv, self._env)
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        """The command with the options of a place, if the program is known."""
+        """The command, with the options of a place if the program is known."""
         if self._told is None:
             return super().placed(launch, place)
         return self._told.placed(launch, place)
@@ -87,7 +87,7 @@ class Command(Engine):
 
 
 class LlamaServer(LlamaCpp):
-    """The options of llama-server, as it is started by a command."""
+    """The options of a llama-server that a command starts."""
 
     short_options = MappingProxyType(
         {"-ngl": "n-gpu-layers", "gpu-layers": "n-gpu-layers", "-ts": "tensor-split", "-c": "ctx-size", "-m": "model"}
@@ -120,11 +120,11 @@ class LlamaServer(LlamaCpp):
 
 
 LLAMA_SERVER_STEP = 512
-"""The default: tokens of one step."""
+"""The default number of tokens in one step."""
 
 
 def _program(argv: Sequence[str]) -> str:
-    """The type of the server that a command starts, by its words; empty if unknown."""
+    """The type of the server that the words of a command start; empty if the type is unknown."""
     names = [PurePath(word).name for word in argv[:4]]
     if "llama-server" in names:
         return "llama.cpp"

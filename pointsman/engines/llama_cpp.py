@@ -16,9 +16,9 @@ from pointsman.routing.endpoints import Metrics
 
 _PLACED = ("n_gpu_layers", "tensor_split")
 KV_TYPES = {0: "f32", 1: "auto", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
-"""Data types of the KV cache by their number in ggml."""
+"""Data types of the KV cache, by their numbers in ggml."""
 ALL_LAYERS = 999
-"""More than any model has: llama.cpp then puts all layers on the GPU."""
+"""More layers than any model has. With this number, llama.cpp puts all layers on the GPU."""
 
 
 class LlamaCpp(Engine):
@@ -128,16 +128,16 @@ def layer_demand(gpu_layers: object, split: str | Sequence[float]) -> EngineDema
 
 
 def tensor_split_of(place: Place) -> list[int]:
-    """Shares by which llama.cpp gives each GPU the layers that the place says; empty for one GPU.
+    """Shares with which llama.cpp puts as many layers on each GPU as the place says; empty for one GPU.
 
-    It counts the output as one more layer, on the last GPU, if all layers are on GPUs.
+    If all layers are on GPUs, llama.cpp counts the output as one more layer, which is on the last GPU.
     """
     *others, last = place.stage_layers or (0,)
     return [*others, last + (place.gpu_layers is None)] if others else []
 
 
 def llama_cpp_metrics(samples: Samples, slots: int | None) -> Metrics | None:
-    """Metrics of llama.cpp. It has no gauge of its KV cache: the share of busy slots stands for it."""
+    """Metrics of llama.cpp. It has no gauge for its KV cache, so the share of busy slots is used instead."""
     running = samples.value("llamacpp:requests_processing")
     waiting = samples.value("llamacpp:requests_deferred")
     if running is None or waiting is None:

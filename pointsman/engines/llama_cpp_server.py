@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for assignment in args.set:
         assign(parameters, assignment)
     try:
-        # No Python runs while weights are loaded, so until then signals keep their default and end the process.
+        # No Python runs while weights are loaded, so signals keep their default action: they end the process.
         server = xllamacpp.Server(parameters)
     except RuntimeError:
         time.sleep(0.2)  # a thread of llama.cpp writes its log, and the last line must be ours
@@ -93,13 +93,13 @@ def fill(parameters: Any, args: argparse.Namespace, weights: Path) -> None:
     parameters.endpoint_metrics = True
     parameters.endpoint_slots = True
     parameters.ui = False
-    parameters.cors_origins = ""  # web pages must not use it
+    parameters.cors_origins = ""  # web pages must not use this server
     parameters.api_keys = [key for key in [os.environ.get("LLAMA_API_KEY")] if key]
     parameters.verbosity = 1  # errors only; it logs a warning for every other request
 
 
 def check_packages(model: str) -> None:
-    """Fail if packages are missing, with all of them at once."""
+    """If packages are missing, fail with the names of all of them."""
     missing = {} if importlib.util.find_spec("xllamacpp") else {"xllamacpp": "'pointsman[llamacpp]'"}
     package = model.removeprefix("package:").partition("/")[0]
     if model.startswith("package:") and packaged(model) is None:
@@ -127,7 +127,8 @@ def weights_file(model: str) -> Path:
 
 
 def check_whole(weights: Path) -> None:
-    """Fail for good if the file is broken or truncated; otherwise there may only be too little memory now."""
+    """Fail for good if the file is broken or truncated. If the file is whole, the cause may be a lack of memory, which
+    may pass."""
     from pointsman.placement.estimate.gguf import read_gguf  # only needed here
     from pointsman.placement.estimate.reading import UnreadableModel
 
@@ -138,7 +139,7 @@ def check_whole(weights: Path) -> None:
 
 
 def pooling(requested: str, weights: Path) -> str:
-    """How the vectors of tokens are combined. A model without a setting (a text model) uses their mean."""
+    """How the vectors of tokens are combined. A text model has no setting for this, so the mean is used for it."""
     if requested != "model":
         return requested.upper()
     with weights.open("rb") as file:
@@ -175,7 +176,8 @@ def leave(*_: object) -> None:
 
 
 def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
-    """Print why, and exit before another thread can print more. The default `code`: no further try can succeed."""
+    """Print the reason, and exit before another thread can print more. The default `code` means that no further try can
+    succeed."""
     print(f"llama.cpp cannot start: {why}", file=sys.stderr, flush=True)
     os._exit(code)
 

@@ -1,4 +1,4 @@
-"""The options of a server's command line, in any spelling that servers accept, and what they say about its
+"""The options of a server's command line, in any spelling that servers accept, and their meaning for the server's
 placement."""
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ _MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G
 
 
 class Options:
-    """Options of a command line: `--name VALUE`, `--name=VALUE`, with underscores for dashes, or a short form. The last
-    value counts."""
+    """Options of a command line, as `--name VALUE` or `--name=VALUE`. A name may have underscores for dashes, or be
+    in a short form. If an option is repeated, its last value counts."""
 
     def __init__(self, args: Iterable[str], short: Mapping[str, str] | None = None) -> None:
-        """`short`: other forms, and the names that they stand for."""
+        """`short`: other forms of options, with the name that each form stands for."""
         self._short = dict(short or {})
         self._found: dict[str, str] = {}
         name = ""
@@ -42,7 +42,7 @@ class Options:
         return self._found.get(name) or None
 
     def whole(self, name: str) -> int | None:
-        """A whole number, also as 32k or 32K; None if it is absent or something else."""
+        """A whole number, which may be written as 32k or 32K; None if it is absent or not a whole number."""
         value = self._found.get(name, "")
         factor = _MULTIPLES.get(value[-1:], 1)
         number = value[:-1] if factor > 1 else value
@@ -56,7 +56,7 @@ class Options:
         return float(value) if _is_number(value) else None
 
     def json(self, name: str) -> Mapping[str, Any]:
-        """A JSON object; empty if it is absent or something else. `--name.key VALUE` adds to it."""
+        """A JSON object; empty if the option is absent or is not an object. `--name.key VALUE` adds a key to it."""
         try:
             given = msgspec.json.decode(self._found.get(name, "") or "{}")
         except msgspec.DecodeError:
@@ -65,8 +65,8 @@ class Options:
         return {**(given if isinstance(given, dict) else {}), **dotted}
 
     def agreed(self, parameter: str, given: Any, *names: str) -> Any:
-        """The value of a parameter of an engine, which an option may give instead. Raises ConfigError if both do, and
-        they differ."""
+        """The value of an engine's parameter, which an option may set instead. Raises ConfigError if parameter and
+        option are both set, and differ."""
         for name in names:
             if name not in self:
                 continue
@@ -89,7 +89,7 @@ def _is_number(text: str) -> bool:
 
 
 def split_shares(written: str | Sequence[float]) -> tuple[float, ...]:
-    """3,1 as shares of GPUs. Raises ConfigError for anything else."""
+    """Shares of GPUs, from text such as 3,1 or from numbers. Raises ConfigError for anything else."""
     words = written.replace("/", ",").split(",") if isinstance(written, str) else list(written)
     try:
         shares = tuple(float(word) for word in words)

@@ -1,4 +1,4 @@
-"""Prometheus text -> samples by name.
+"""Reads samples by name from the text format of Prometheus.
 
 Enters: the text of /metrics. Leaves: the values of the few names that an adapter looks up. The one rule: only those
 names are parsed, and lines that cannot be read are skipped.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 _REST = re.compile(r'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)')
-"""What follows the name of a sample: labels and value."""
+"""The part of a line after the name of a sample: labels and value."""
 _LABEL = re.compile(r'([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 MAX_DIGITS = 18
 _ESCAPED = re.compile(r"\\(.)")
@@ -27,26 +27,26 @@ class Samples:
         return self._text
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sum over all label sets that have these labels; None if none has a finite value."""
+        """The sum over all label sets that have these labels; None if no such label set has a finite value."""
         found = [value for has, value in self._of(name) if not labels or labels.items() <= _labels(has).items()]
         return sum(found) if found else None
 
     def mean(self, name: str) -> float | None:
-        """The average over all label sets, for shares of several engines behind one address."""
+        """The average over all label sets; for shares, if one address serves several engines."""
         found = [value for _, value in self._of(name)]
         return sum(found) / len(found) if found else None
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """The label sets of this name, in order."""
+        """The label sets of the samples with this name, in order."""
         return [_labels(has) for has, _ in self._of(name)]
 
     def labelled(self, name: str, label: str) -> list[tuple[str, float]]:
-        """(value of the label, value) of each sample of this name that has the label."""
+        """For each sample of this name with the label: (value of the label, value of the sample)."""
         found = [(_labels(has).get(label), value) for has, value in self._of(name)]
         return [(text, value) for text, value in found if text is not None]
 
     def newest_labels(self, name: str) -> dict[str, str]:
-        """The label set with the greatest value, where the value is a time; empty without samples."""
+        """The label set with the greatest value, for samples whose value is a time; empty if there are no samples."""
         latest = max(self._of(name), key=lambda sample: sample[1], default=("", 0.0))
         return _labels(latest[0])
 
@@ -77,10 +77,10 @@ def _unescaped(escape: re.Match[str]) -> str:
 
 
 def share(value: float | None) -> float:
-    """A gauge from 0 to 1; None is 0."""
+    """A gauge, limited to the range from 0 to 1; 0 for None."""
     return min(max(value or 0.0, 0.0), 1.0)
 
 
 def whole(text: str | None) -> int:
-    """The number in a label; 0 for "None" and the like, and for numbers that count nothing."""
+    """The number in a label; 0 for text such as "None", and for a number that is not a valid count."""
     return int(text) if text is not None and text.isdecimal() and len(text) <= MAX_DIGITS else 0

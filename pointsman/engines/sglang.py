@@ -112,7 +112,7 @@ def sglang_metrics(samples: Samples) -> Metrics | None:
     waiting = samples.value("sglang:num_queue_reqs")
     if running is None or waiting is None:
         return None
-    # Gauges since 0.5.11; labels in older versions.
+    # These values are gauges since 0.5.11, and labels in older versions.
     cache = next(iter(samples.labels("sglang:cache_config_info")), {})
     return Metrics(
         waiting_queue_size=waiting,

@@ -18,7 +18,7 @@ MeasuredHardware = Literal[
     "Qwen3-32B|h100_sxm|vllm|tp2", "Qwen3-32B|h200_sxm|vllm|tp2", "Qwen3-8B|h100_sxm|vllm|tp1",
     "Qwen3-8B|a100_sxm|vllm|tp1", "8B|l4|roofline|tp1",
 ]  # fmt: skip
-"""model|accelerator|engine|tensor parallel size"""
+"""Names of measured hardware: model|accelerator|engine|tensor parallel size."""
 Fault = Literal[
     "hang", "reset", "cut", "end", "garbage", "drip", "crash",
     "status", "garbage-body", "short-body", "long-body", "slow-headers", "slow-tokens", "stale",

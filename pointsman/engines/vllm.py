@@ -15,7 +15,7 @@ from pointsman.placement.asks import EngineAbility, EngineDemand, Place
 from pointsman.routing.endpoints import Metrics
 
 PARTITION = "VLLM_PP_LAYER_PARTITION"
-"""The environment variable with the layers of each pipeline stage."""
+"""The environment variable with the number of layers in each pipeline stage."""
 SHORT = MappingProxyType(
     {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size", "-q": "quantization"}
 )
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of vLLM that placement needs, from a parameter or an option."""
+    """The settings of vLLM that placement needs. Each comes from a parameter or from an option."""
 
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
@@ -40,13 +40,13 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, options: Options, **given: Any) -> "VllmSettings":
-        """Raises ConfigError where a parameter and an option differ."""
+        """The settings from options and parameters. Raises ConfigError if a parameter and an option differ."""
         kinds = {field.name: field.type for field in msgspec.structs.fields(cls) if field.name != "draft"}
         settled = {name: options.agreed(name, given.get(name), name.replace("_", "-")) for name in kinds}
         speculative = options.json("speculative-config")
         draft = speculative.get("model") or options.text("speculative-model") or ""
         unread = [name for name, value in settled.items() if not _is_of(value, kinds[name])]
-        settled |= dict.fromkeys(unread)  # such as --max-model-len auto: left to vLLM
+        settled |= dict.fromkeys(unread)  # such as --max-model-len auto: vLLM decides these values
         return cls(**settled, draft=draft if isinstance(draft, str) else "")
 
     def demand(self, stage_layers: tuple[int, ...] = ()) -> EngineDemand:
@@ -148,7 +148,7 @@ class Vllm(Engine):
         return LaunchSpec((*argv, *given, *self._args), {**BYTECODE, **self._env})
 
     def placed(self, launch: LaunchSpec, place: Place) -> LaunchSpec:
-        share = place.largest_gpu_share  # its default is 90 % of the GPU, whatever it needs
+        share = place.largest_gpu_share  # vLLM's default is 90 % of the GPU, whatever the model needs
         launch = self._with_options(
             super().placed(launch, place),
             tensor_parallel_size=place.tensor_parallel_size if place.tensor_parallel_size > 1 else None,
@@ -158,7 +158,7 @@ class Vllm(Engine):
         )
         if len(set(place.stage_layers)) < 2:
             return launch
-        layers = ",".join(map(str, place.stage_layers))  # by default it divides them evenly
+        layers = ",".join(map(str, place.stage_layers))  # by default vLLM divides the layers evenly
         return msgspec.structs.replace(launch, env={PARTITION: layers, **launch.env})
 
     def metrics(self, samples: Samples) -> Metrics | None:
@@ -170,14 +170,14 @@ class Vllm(Engine):
 
 
 def vllm_metrics(samples: Samples) -> Metrics | None:
-    """Metrics of vLLM. Several engines behind one address (data parallel) are read as one."""
+    """Metrics of vLLM. If one address serves several engines (data parallel), they are read as one engine."""
     running = samples.value("vllm:num_requests_running")
     waiting = samples.value("vllm:num_requests_waiting")
     if running is None or waiting is None:
         return None
     usage = samples.mean("vllm:kv_cache_usage_perc")
     if usage is None:
-        usage = samples.mean("vllm:gpu_cache_usage_perc")  # its name until 0.10
+        usage = samples.mean("vllm:gpu_cache_usage_perc")  # the name of this gauge until 0.10
     lora = samples.newest_labels("vllm:lora_requests_info")
     caches = samples.labels("vllm:cache_config_info")
     return Metrics(

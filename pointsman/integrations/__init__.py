@@ -1,4 +1,4 @@
 """Our policies inside other systems: they send and run requests, our code decides.
 
-The one rule: a system is imported only by the folder of its name here, and only when that folder is used.
+The one rule: only the folder with a system's name imports that system, and only when the folder is used.
 """

@@ -1,8 +1,8 @@
 """Pipelines: models and plain Python, bound into a graph that runs in this process, on local replicas, or on Ray.
 
 Enters: classes and functions of the user, bound to each other. Leaves: a `Graph` (frozen, the same as its YAML), a
-`Flow` (the same, ready to run) and a `Run` of it. The one rule: nothing here calls the user's code; the runtime that
-carries out a run does.
+`Flow` (the same graph, ready to run) and a `Run` of the flow. The one rule: nothing here calls the user's code; only
+the runtime that carries out a run calls it.
 """
 
 from pointsman.pipeline.flow import Flow, Run, Step, flow_of

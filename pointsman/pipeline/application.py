@@ -21,7 +21,7 @@ class Application:
         self.name = name
         self.graph = graph
         self.folder = folder
-        """Files of code are relative to it."""
+        """The folder to which paths of code files are relative."""
 
     def __getattr__(self, name: str) -> "ApplicationNode":
         if name.startswith("__"):
@@ -41,17 +41,17 @@ class Application:
         return to_yaml(self.name, self.graph)
 
     def draw(self, path: Path | str | None = None) -> str:
-        """The graph as text: for a terminal, or in the format that the suffix of `path` says (.mmd, .dot, .txt), which
-        is then written there."""
+        """The graph as text for a terminal. With `path`, the text has the format of the path's suffix (.mmd, .dot,
+        .txt), and is also written to that file."""
         drawing = import_module("pointsman.render.graph_text")
         return str(drawing.draw(self.name, self.graph, None if path is None else Path(path)))
 
     def to_ray_serve(self) -> Any:
-        """A bound application of plain Ray Serve, for `serve.run`. Needs Ray."""
+        """The same application, bound for plain Ray Serve: pass it to `serve.run`. Needs Ray."""
         return import_module("pointsman.integrations.ray_serve.applications").to_ray_serve(self)
 
     def deploy(self, runtime: str = "local", **options: Any) -> Any:
-        """Run it; returns a handle. Options are those of the runtime."""
+        """Run the application, and return a handle to it. `options`: the options of the runtime."""
         loading_stops_here("deploy")
         return import_module("pointsman.gateway.deploying").deploy(self, runtime, **options)
 
@@ -84,9 +84,10 @@ class ApplicationNode:
 
 
 def build(root: Any, *, name: str = "", folder: Path | str | None = None) -> Application:
-    """An application of bound objects. Raises `BuildError` with all problems.
+    """Build an application from bound objects. Raises `BuildError` with all problems.
 
-    `name`: default: the name of its file. `folder`: files of code are relative to it; default: the current folder.
+    `name`: by default the name of the application's code file. `folder`: the folder to which paths of code files are
+    relative; by default the current folder.
     """
     if isinstance(root, Application):
         return root
@@ -96,7 +97,7 @@ def build(root: Any, *, name: str = "", folder: Path | str | None = None) -> App
 
 
 def _name_of(graph: Graph) -> str:
-    """The name of the file of the last call, models left out."""
+    """The name of the code file of the last call; calls of models do not count."""
     owners = (graph.node(call.node) for call in reversed(graph.calls))
     where = next((owner.code.rpartition(":")[0] for owner in owners if owner.kind is not NodeKind.MODEL), "")
     stem = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]

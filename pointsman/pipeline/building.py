@@ -1,7 +1,7 @@
 """From bound objects to a graph: one pass that finds all problems and does not call the user's code.
 
-Enters: the bound output (a call, an object, or a list or mapping of them). Leaves: a `Graph`, and the code behind each
-node; or `BuildError` with all problems at once.
+Enters: the bound output (a call, an object, or a list or mapping of them). Leaves: a `Graph` and the code of each node,
+or `BuildError` with all problems at once.
 """
 
 import hashlib
@@ -35,17 +35,17 @@ class Code(NamedTuple):
     name: str
     """module:Name or path/to/file.py:Name."""
     version: str
-    """The version of its file."""
+    """The version of the file with the code."""
     root: str = ""
-    """The folder to import its module from; empty if it is installed."""
+    """The folder to import its module from; empty if the module is installed."""
 
 
 class NotImportable(ValueError):
-    """Code that another process cannot load; says why."""
+    """Code that another process cannot load; the message says why."""
 
 
 def code_of(body: Any, folder: Path) -> Code:
-    """Where it can be loaded from; files are relative to the folder. Raises `NotImportable`."""
+    """Where a class or function can be loaded from; paths of files are relative to `folder`. Raises `NotImportable`."""
     name = getattr(body, "__qualname__", "")
     if not name or "<lambda>" in name:
         raise NotImportable("it has no name that another process could import; write a def or a class for it")
@@ -79,7 +79,7 @@ INGRESS = "ingress"
 """The reserved name of the node that turns HTTP requests into the input."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 RESERVED = "$"
-"""Keys of plain data must not begin with it: in YAML it marks references."""
+"""Keys of plain data must not begin with this sign, which marks references in YAML."""
 MAX_INTEGER = 1 << 63
 
 
@@ -88,17 +88,17 @@ class BuildError(ConfigError):
 
 
 class Bound(NamedTuple):
-    """A graph, and the code behind its nodes, by name."""
+    """A graph, and the code of each node by the node's name."""
 
     graph: Graph
     owners: Mapping[str, Owner]
     input: InputNode | None = None
-    """The value that stands for the input, if there is one."""
+    """The value that stands for the input; None if the graph uses no input."""
 
 
 def bound_graph(root: Any, folder: Path | None = None) -> Bound:
-    """The graph with the output `root`. `folder`: files of code are relative to it, and other processes must be able to
-    load them; None if the graph runs only in this process. Raises `BuildError`."""
+    """The graph with the output `root`. `folder`: the folder to which paths of code files are relative; other processes
+    must be able to load these files. None if the graph runs only in this process. Raises `BuildError`."""
     return _Building(folder).build(root)
 
 
@@ -115,12 +115,12 @@ class _Building:
         self._ids: dict[int, str] = {}
         """The id of each call, by the identity of its call node."""
         self._open: list[int] = []
-        """Calls and containers that the pass is inside of."""
+        """Calls and containers that the pass has entered and not yet left."""
         self._input: InputNode | None = None
         self._roots: dict[str, None] = {}
 
     def build(self, root: Any) -> Bound:
-        if isinstance(root, ClassNode):  # it takes the input, and calls others through handles
+        if isinstance(root, ClassNode):  # its `__call__` gets the input, and calls other nodes through handles
             root = CallNode(root, CALL, (InputNode(),), {}, "")
         output = self._template(root, "the output", in_call=True)
         if not self._calls and not self._problems:
@@ -145,7 +145,7 @@ class _Building:
     # Values
 
     def _template(self, value: Any, where: str, *, in_call: bool) -> Template:
-        """A value with references in place of nodes. `in_call`: it goes to a call; else to a constructor."""
+        """A value with references in place of nodes. `in_call`: the value is for a call; else for a constructor."""
         if isinstance(value, CallNode):
             if not in_call:
                 return self._wrong(f"{where} is the result of a call; only a call can take that: bind it to a method")
@@ -231,7 +231,7 @@ class _Building:
             return self._names[id(owner)]
         name = self._names[id(owner)] = self._naming.name_of(owner, self._nodes)
         self._owners[name] = owner
-        # Keeps its position before the nodes that its handles name.
+        # A placeholder: the node keeps its position before the nodes that its handles name.
         self._nodes[name] = Node(name=name, kind=NodeKind.MODEL, code="")
         self._nodes[name] = self._made(owner, name)
         return name
@@ -286,7 +286,8 @@ class _Building:
 
 
 class _Naming:
-    """Names of nodes: as given, else of the variable, else of the class; with a number if another node has it."""
+    """Names of nodes: the given name, else that of the variable, else that of the class. If another node already has
+    the name, a number is added."""
 
     def __init__(self, wrong: Callable[[str], None]) -> None:
         self._wrong = wrong
@@ -316,14 +317,14 @@ class _Naming:
 
 
 def _wrong_key(key: object, where: str) -> str:
-    """What is wrong with a key of plain data; empty: nothing."""
+    """What is wrong with a key of plain data; empty if the key is valid."""
     if not isinstance(key, str):
         return f"{where} has the key {key!r}; keys must be text, as in JSON"
     return f"{where} has the key {key!r}; keys must not begin with {RESERVED}" if key.startswith(RESERVED) else ""
 
 
 def _wrong_call(call: CallNode, label: str) -> str:
-    """What is wrong with the method of a call, or with its arguments; empty: nothing."""
+    """What is wrong with the method of a call, or with its arguments; empty if nothing is wrong."""
     owner = call._owner
     if isinstance(owner, ModelNode):
         if call._method in ModelNode.METHODS:
@@ -344,7 +345,7 @@ def _wrong_call(call: CallNode, label: str) -> str:
 def _wrong_arguments(body: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], label: str) -> str:
     try:
         signature = inspect.signature(body)
-    except (TypeError, ValueError):  # written in C: its signature is not known
+    except (TypeError, ValueError):  # a function written in C may have no known signature
         return ""
     try:
         signature.bind(*args, **kwargs)
@@ -365,5 +366,5 @@ def _numbered(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _in_letters(name: str) -> str:
-    """The name of a variable, a class or a model as that of a node."""
+    """The name of a variable, a class or a model, as a valid name of a node."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:MAX_NODE_NAME] or "node"

@@ -1,7 +1,8 @@
-"""The context of a call, for the code that it runs; and the context of loading code in a replica.
+"""The context of a call, for the code that the call runs; and the context of loading code in a replica.
 
 Enters: the runtime of a call sets `CURRENT`; the loader of a module sets `LOADING`. Leaves: `current()` for the user's
-code, `loading_stops_here()` for ours. The one rule: both belong to the thread or task, and nothing is kept here.
+code, and `loading_stops_here()` for Pointsman's. The one rule: both variables belong to a thread or task, and this
+module keeps nothing else.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -27,16 +28,16 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     deadline: float | None = None
-    """When the response is due, by `clock`; None without a deadline."""
+    """The time by `clock` when the response is due; None if the call has no deadline."""
     clock: Callable[[], float] | None = None
     env: MutableMapping[str, str | None] | None = None
-    """Environment variables of the node if it shares its process with others; None if it has its own process."""
+    """Environment variables of the node if the node shares its process with others; None if it has its own process."""
     recorder: Callable[[str, float], None] | None = None
-    """Receives custom metrics; None if they are not collected here."""
+    """The function that receives custom metrics; None if this process does not collect them."""
 
     @property
     def time_left_s(self) -> float | None:
-        """Time until the response is due, at least 0; None without a deadline."""
+        """Time until the response is due, at least 0; None if the call has no deadline."""
         if self.deadline is None or self.clock is None:
             return None
         return max(self.deadline - self.clock(), 0.0)
@@ -60,15 +61,15 @@ CURRENT: ContextVar[CallContext] = ContextVar("pointsman_call", default=NO_CALL)
 
 
 def current() -> CallContext:
-    """The call that this code runs for; empty outside of a call."""
+    """The context of the call that this code runs for; an empty context outside of a call."""
     return CURRENT.get()
 
 
 def record_metric(name: str, value: float) -> None:
     """Record a custom metric for scaling policies: `view.metrics[name]`. Outside of a replica it has no effect.
 
-    A thread that you start has no current call: there, use `record_metric` of a `current()` that you kept, such as that
-    of `__init__`.
+    A thread that you start has no current call. Keep the result of `current()` before you start the thread, such as in
+    `__init__`, and use its `record_metric` in the thread.
     """
     current().record_metric(name, value)
 
@@ -77,7 +78,7 @@ class Loading(msgspec.Struct, frozen=True):
     """A module that a replica is loading for some of its names."""
 
     where: str
-    """The location, for messages."""
+    """The location of the module, for messages."""
     wanted: frozenset[str]
     namespace: Mapping[str, Any]
     """What the module has defined so far."""
@@ -87,14 +88,14 @@ LOADING: ContextVar[Loading | None] = ContextVar("pointsman_loading", default=No
 
 
 class LoadedEnough(BaseException):
-    """All names that a replica wants of a module are defined; the rest of it is not loaded."""
+    """All names that a replica needs from a module are defined; the rest of the module is not loaded."""
 
 
 def loading_stops_here(what: str) -> None:
-    """Called first by `execute` and `deploy`: a script that a replica loads must not start its pipeline again.
+    """`execute` and `deploy` call this first: a script that a replica loads must not start its pipeline again.
 
-    Does nothing outside of a loading replica. In one, it raises `LoadedEnough` if all wanted names are defined;
-    otherwise `execute` continues, and `deploy` is an error.
+    If no replica is loading code, this function does nothing. Otherwise it raises `LoadedEnough` if all names that the
+    replica needs are defined. If some are missing, `execute` continues, and `deploy` is an error.
     """
     loading = LOADING.get()
     if loading is None:

@@ -17,7 +17,7 @@ from pointsman.pipeline.graph import CALL, Access, Call, FromInput, FromStep, Gr
 from pointsman.pipeline.options import NodeOptions
 
 MARK = "$"
-"""Keys that begin with it are references: $input, $step and $handle."""
+"""Keys that begin with this sign are references: $input, $step and $handle."""
 INPUT, STEP, HANDLE = "$input", "$step", "$handle"
 
 OPTIONS: Mapping[str, str] = {field.name: yaml_name(field) for field in msgspec.structs.fields(NodeOptions)}
@@ -27,14 +27,14 @@ _UNITS = {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10}
 WIDTH = 100
 """Values that fit on a line of this length are written on one line."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""Our YAML parser reads this as a number, so text like it is quoted."""
+"""Our YAML parser reads text of this form as a number, so such text is quoted."""
 
 Note = Callable[[tuple[str | int, ...], str], None]
-"""Takes (path, message) of a problem."""
+"""A function that takes the path and the message of a problem."""
 
 
 def to_yaml(name: str, graph: Graph) -> str:
-    """The text of an application. The same graph has the same text."""
+    """An application as YAML. The same graph always gives the same text."""
     node = _Representer(default_flow_style=False, sort_keys=False).represent_data(graph_document(name, graph))
     _lay_out(node)
     return str(yaml.serialize(node, Dumper=yaml.SafeDumper, width=1_000_000, allow_unicode=True))
@@ -95,7 +95,7 @@ def _written_path(path: tuple[Access, ...]) -> list[Any]:
 
 
 def read(data: Any, note: Note, path: tuple[str | int, ...] = ()) -> Template:
-    """The template of plain data. Problems are noted with their paths."""
+    """The template that plain data describes. Passes each problem to `note` with its path."""
     if isinstance(data, list):
         return [read(value, note, (*path, index)) for index, value in enumerate(data)]
     if not isinstance(data, dict):
@@ -138,7 +138,7 @@ def _path_into(data: Any, note: Note, path: tuple[str | int, ...]) -> tuple[Acce
 
 
 def written_options(options: NodeOptions) -> dict[str, Any]:
-    """Options that differ from their defaults, as YAML has them."""
+    """Options that differ from their defaults, with their names and values in YAML."""
     defaults = NodeOptions()
     return {
         spelled: _option(name, getattr(options, name))
@@ -162,7 +162,7 @@ def _option(name: str, value: Any) -> Any:
 
 
 class _Representer(yaml.representer.SafeRepresenter):
-    """Plain data as YAML that we read back unchanged."""
+    """Writes plain data as YAML that our parser reads back unchanged."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """A value that occurs twice is written twice, so that people can change one of them."""
@@ -202,7 +202,7 @@ def _fold(*nodes: yaml.Node) -> None:
 
 
 def _length(node: yaml.Node) -> int:
-    """Approximate length on one line; more than fits for text of several lines."""
+    """Approximate length on one line. For text of several lines, a length that never fits on one line."""
     if isinstance(node, yaml.ScalarNode):
         return len(node.value) if "\n" not in node.value else WIDTH + 1
     parts = [part for item in node.value for part in (item if isinstance(item, tuple) else [item])]

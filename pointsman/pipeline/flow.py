@@ -16,7 +16,8 @@ class BadInput(PointsmanError):
 
 
 def input_value(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The input that arguments stand for: one is itself, several are a list, named ones are a dict."""
+    """The input that arguments stand for: a single argument is the input itself, several arguments are a list, and
+    named arguments are a dict."""
     if args and kwargs:
         raise BadInput(
             "the input is given by position or by name, not both: "
@@ -28,7 +29,7 @@ def input_value(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def part_of(value: Any, path: Iterable[Access]) -> Any:
-    """A part of the input. Raises `BadInput`, which names the part and what was found instead."""
+    """A part of the input. If it is missing, raises `BadInput`, which names the part and what was found instead."""
     part = "input"
     for access in path:
         owner, part = part, part + (f".{access.key}" if access.attribute else f"[{access.key!r}]")
@@ -85,7 +86,8 @@ class NoSuchPart(PointsmanError, LookupError):
 
 
 def result_part(value: Any, path: Iterable[Access]) -> Any:
-    """A part of a result, as Python finds it; attributes of mappings are their keys. Raises `NoSuchPart`."""
+    """A part of a result, looked up as Python does; an attribute of a mapping is the key of that name. Raises
+    `NoSuchPart`."""
     part = "the result"
     for access in path:
         part += f".{access.key}" if access.attribute else f"[{access.key!r}]"
@@ -110,7 +112,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
     index: int
     path: tuple[Access, ...] = ()
-    """The part of it; empty: all of it."""
+    """The path to the wanted part of the result; empty for the whole result."""
 
     def of(self, value: Any) -> Any:
         """The part of the result. Raises `NoSuchPart`."""
@@ -118,7 +120,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of one replica."""
+    """One call to one replica."""
 
     id: str
     node: str
@@ -127,12 +129,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     kind: NodeKind
     method: str
     args: tuple[Template, ...] = ()
-    """The arguments; `InputValue`, `StepResult` and `HandleTo` stand for what is not known yet."""
+    """The arguments; `InputValue`, `StepResult` and `HandleTo` stand for values that are not known yet."""
     kwargs: Mapping[str, Template] = {}
     needs: tuple[int, ...] = ()
-    """Steps that it waits for."""
+    """Steps that this step waits for."""
     feeds: tuple[int, ...] = ()
-    """Steps that wait for it."""
+    """Steps that wait for this step."""
     deadline_share: float | None = None
     idempotent: bool = False
 
@@ -142,19 +144,20 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: tuple[Step, ...]
     inputs: tuple[FromInput, ...]
-    """The parts of the input that steps and output use, each once."""
+    """The parts of the input that the steps and the output use, each part once."""
     output: Template
     streams: int | None = None
-    """The step whose result is the response: if it streams, so does the response."""
+    """The step whose whole result is the response; None if there is no such step. If the step streams, so does the
+    response."""
 
 
 def flow_of(graph: Graph) -> Flow:
-    """The flow of a graph, which must have been checked."""
+    """The flow of a graph. The graph must have been checked."""
     return _Flattening(graph).flow()
 
 
 def call_flow(graph: Graph, node: str, method: str) -> Flow:
-    """The flow of one call through a handle, without its arguments: the caller has them."""
+    """The flow of one call through a handle. It lacks the arguments, which the caller keeps."""
     call = Call(id=method if method != CALL else node, node=node, method=method)
     return flow_of(msgspec.structs.replace(graph, calls=(call,), output=FromStep(call.id)))
 
@@ -166,7 +169,7 @@ class _Flattening:
         self._graph = graph
         self._steps: list[Step] = []
         self._results: dict[str, Template] = {}
-        """What the result of a call is, in terms of steps."""
+        """The result of each call, as a template of step results."""
         self._inputs: dict[FromInput, InputValue] = {}
 
     def flow(self) -> Flow:
@@ -220,7 +223,7 @@ class _Flattening:
 
 
 def _part(result: Template, wanted: FromStep) -> Template:
-    """A part of what a call results in: of one step, or of the list of those of its shards."""
+    """A part of the result of a call. `result`: one step, or the list of the steps of all shards."""
     if isinstance(result, StepResult) or not wanted.path:
         return StepResult(result.index, wanted.path) if wanted.path else result
     first, *rest = wanted.path
@@ -244,7 +247,7 @@ class Run:
     """One request in a flow: which steps are ready, which to cancel, and how long each took.
 
     Enters: results and failures of steps, and the time. Leaves: indexes of steps to begin, or of running steps to
-    cancel. The one rule: each step begins at most once, and none begins after a failure. The caller keeps the results.
+    cancel. The one rule: a step begins at most once, and no step begins after a failure. The caller keeps the results.
     """
 
     __slots__ = ("_flow", "_missing", "began", "began_at", "deadline", "ended_at", "left", "over")
@@ -254,14 +257,14 @@ class Run:
         self._missing = [len(step.needs) for step in flow.steps]
         self.began = now
         self.deadline = deadline
-        """When the response is due; None without a deadline."""
+        """When the response is due; None if the request has no deadline."""
         self.left = len(flow.steps)
         """Steps that have not ended."""
         self.began_at: list[float | None] = [None] * self.left
-        """When each step began; `ended_at`: when it ended or failed. None if it has not."""
+        """When each step began; `ended_at`: when each step ended or failed. None if that has not happened."""
         self.ended_at: list[float | None] = [None] * self.left
         self.over = False
-        """All steps have ended, one has failed, or the run was given up."""
+        """Whether all steps have ended, one step has failed, or the run was given up."""
 
     def begin(self) -> Sequence[int]:
         """The steps that wait for nothing. Without steps, the run is over at once."""
@@ -311,7 +314,8 @@ class Run:
         return [index for index, began in enumerate(self.began_at) if began is not None and ended[index] is None]
 
     def deadline_of(self, index: int, now: float) -> float | None:
-        """The deadline of a step that begins now: that of the run, or its share of the time."""
+        """The deadline of a step that begins now: the deadline of the run, or earlier if the step has a share of the
+        run's time."""
         share = self._flow.steps[index].deadline_share
         if self.deadline is None or share is None:
             return self.deadline

@@ -1,4 +1,5 @@
-"""A pipeline as it was written: nodes, their calls, and references between them. Frozen; YAML has the same form."""
+"""A pipeline as it was written: nodes, their calls, and references between them. It is frozen, and YAML has the same
+form."""
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -9,11 +10,11 @@ import msgspec
 from pointsman.pipeline.options import NodeOptions
 
 CALL = "__call__"
-"""The default method."""
+"""The method that a call uses by default."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """One step into a value: an item, or an attribute."""
+    """One step of a path into a value: an item, or an attribute."""
 
     key: int | str
     attribute: bool = False
@@ -30,7 +31,7 @@ class FromStep(msgspec.Struct, frozen=True):
 
     call: str
     path: tuple[Access, ...] = ()
-    """The part of it; empty: all of it."""
+    """The path to the wanted part of the result; empty for the whole result."""
 
 
 class HandleTo(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ class HandleTo(msgspec.Struct, frozen=True):
 
 Reference: TypeAlias = FromInput | FromStep | HandleTo
 Template: TypeAlias = Any
-"""A value that may contain references: plain data, lists and mappings of it, and references."""
+"""A value that may contain references: plain data, a reference, or a list or mapping of such values."""
 
 
 def references(template: Template) -> Iterator[Reference]:
@@ -68,10 +69,10 @@ def filled(template: Template, fill: Callable[[Any], Any]) -> Any:
 
 
 class NodeKind(Enum):
-    """What stands behind a node."""
+    """What a node calls."""
 
     CLASS = "class"
-    """An object of the user's class in each replica."""
+    """Each replica has an object of the user's class."""
     FUNCTION = "function"
     MODEL = "model"
     """A model that a deployment of the manifest serves."""
@@ -83,15 +84,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: NodeKind
     code: str
-    """Where its code is, as module:Name or path/to/file.py:Name; of a model, its name."""
+    """The location of the node's code, as module:Name or path/to/file.py:Name. For a model, the model's name."""
     args: tuple[Template, ...] = ()
     """Constructor arguments: plain data, and handles to other nodes."""
     kwargs: Mapping[str, Template] = {}
     options: NodeOptions = NodeOptions()
     version: str = ""
-    """The version of the code. When it changes, replicas are replaced."""
+    """The version of the code. When the version changes, replicas are replaced."""
     joins: bool = False
-    """Its method `join` merges the results of its shards; else the result is a list."""
+    """Whether the node's method `join` merges the results of its shards; otherwise the result is a list."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,16 +113,17 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     output: Template
     """Usually the last call; several outputs are a list or a mapping."""
     preprocessor: str = ""
-    """The code that makes the input of an HTTP request; empty: its JSON is the input."""
+    """The code that makes the input from an HTTP request; empty if the JSON of the request is the input."""
     schema: str = ""
-    """The pydantic class that validates the input; empty: no validation."""
+    """The pydantic class that validates the input; empty if the input is not validated."""
     ingress: NodeOptions = NodeOptions()
-    """Options of the replicas that run preprocessor and schema."""
+    """Options of the replicas that run the preprocessor and the schema."""
     ingress_version: str = ""
     python_path: tuple[str, ...] = ()
-    """Further folders to import modules from, relative to that of the application."""
+    """Further folders to import modules from, relative to the application's folder."""
     scaling: Mapping[str, Any] | None = None
-    """Scaling of all nodes without `scaling` of their own; None: those have a fixed number of replicas."""
+    """The scaling of all nodes that have no `scaling` of their own; None if these nodes have a fixed number of
+    replicas."""
 
     def node(self, name: str) -> Node:
         return next(node for node in self.nodes if node.name == name)

@@ -1,4 +1,4 @@
-"""Authoring: plain classes and functions become nodes, and calls of them are bound to each other.
+"""Authoring: plain classes and functions become nodes, and their calls are bound to each other.
 
 Enters: `@deployment` on a class or function, `bind`, `InputNode`. Leaves: objects that only record what was bound;
 `build` reads them. The one rule: binding does not call the user's code.
@@ -27,9 +27,9 @@ _STORES = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})
 
 
 def assigned_name(callers: int = 1) -> str:
-    """The variable that a result is assigned to, as in m1 = Model.bind(1); empty if it is assigned to none.
+    """The variable that a result is assigned to, as in m1 = Model.bind(1); empty if the result is not assigned.
 
-    `callers`: how many frames above the caller the assignment is.
+    `callers`: the number of frames from the caller up to the assignment.
     """
     frame: FrameType | None = sys._getframe(callers + 1)
     if frame is None:
@@ -37,7 +37,7 @@ def assigned_name(callers: int = 1) -> str:
     following = next((one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti), None)
     if following is None or following.opname not in _STORES:
         return ""
-    name = str(following.argval)  # also what tools have made of the source, such as pytest: @py_assert1
+    name = str(following.argval)  # tools may have rewritten the source, such as pytest, which adds @py_assert1
     return name if name.isidentifier() and name.isascii() and not name.startswith("_") else ""
 
 
@@ -50,7 +50,7 @@ class Deployment:
         update_wrapper(self, body, updated=())
         self.body = body
         self.name = name
-        """The name as given; empty: that of the variable, or of the class or function."""
+        """The given name; empty if the name of the variable, or of the class or function, is used."""
         self.node_options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,8 @@ class Deployment:
         return Deployment(self.body, self.node_options.changed(changes), name or self.name)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """A node that has an instance of the class in each replica; for a function, a call of it."""
+        """For a class, a node that has an instance of the class in each replica; for a function, a call of the
+        function."""
         variable = assigned_name()
         if self.is_class:
             return ClassNode(self, args, kwargs, variable)
@@ -93,12 +94,12 @@ class Executable:
     """Anything that can be the output of a graph."""
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph up to here in this process. Objects of classes are created once and kept."""
+        """Run the graph up to this node in this process. Objects of classes are created once, and kept."""
         loading_stops_here("execute")
         return import_module("pointsman.runtimes.inprocess.pipelines").execute(self, args, kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """The same answer, piece by piece: `for`, or `async for`."""
+        """The same answer piece by piece, for use with `for` or `async for`."""
         loading_stops_here("execute")
         return import_module("pointsman.runtimes.inprocess.pipelines").stream(self, args, kwargs)
 
@@ -111,7 +112,7 @@ class BoundMethod:
         self._method = method
 
     def bind(self, *args: Any, **kwargs: Any) -> "CallNode":
-        """A call of it, once per request."""
+        """A call of the method, made once per request."""
         return CallNode(self._owner, self._method, args, kwargs, assigned_name())
 
 
@@ -135,7 +136,7 @@ class ClassNode(Executable):
 
 
 class ModelNode:
-    """A model that a deployment of the manifest serves. Its calls are scheduled like any other request."""
+    """A model that a deployment of the manifest serves. Calls of the model are scheduled like any other request."""
 
     METHODS = ("chat", "complete", "embed")
 
@@ -154,7 +155,7 @@ def model(name: str) -> ModelNode:
 
 
 class ResultPart(Executable):
-    """A part of the result of a call: an item or an attribute of it, or of a part."""
+    """A part of a call's result: an item or attribute of the result, or of another part of the result."""
 
     def __init__(self, source: "CallNode", path: tuple[Access, ...]) -> None:
         self._source = source
@@ -173,8 +174,8 @@ class ResultPart(Executable):
 
 
 class CallNode(Executable):
-    """A call, made once per request; its result goes wherever it is bound, and so do parts of it: `result[0]`,
-    `result["key"]`, `result.attribute`."""
+    """A call, made once per request. Every node that this object is bound to gets the call's result. A part can be
+    bound in the same way: `result[0]`, `result["key"]`, `result.attribute`."""
 
     def __init__(
         self, owner: "Owner", method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], variable: str
@@ -198,7 +199,7 @@ class CallNode(Executable):
 
 
 def item(key: Any, whose: str) -> Access:
-    """The step to an item. Raises `BindError` unless it is an index or a name: only these are in JSON."""
+    """The step to an item. Raises `BindError` unless the key is an index or a name: JSON has no other keys."""
     if type(key) is int or type(key) is str:
         return Access(key)
     raise BindError(f"{whose}[{key!r}]: an index or a text was expected; for anything else, write a function as a node")
@@ -212,7 +213,7 @@ def not_iterable(whose: str) -> BindError:
 
 
 class InputPart:
-    """A part of the input of a request: an item or an attribute of it, or of a part."""
+    """A part of a request's input: an item or attribute of the input, or of another part of the input."""
 
     def __init__(self, source: "InputNode", path: tuple[Access, ...]) -> None:
         self._source = source
@@ -233,8 +234,8 @@ class InputPart:
 class InputNode(InputPart):
     """The input of a request.
 
-    `preprocessor` makes it from an HTTP request; `schema` is the pydantic class that validates it. With neither, it is
-    the JSON of the body.
+    `preprocessor` makes the input from an HTTP request; `schema` is the pydantic class that validates the input.
+    Without a preprocessor, the input is made from the JSON of the request's body.
     """
 
     def __init__(self, *, preprocessor: Callable[..., Any] | None = None, schema: type[Any] | None = None) -> None:

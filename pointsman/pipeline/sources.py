@@ -1,4 +1,4 @@
-"""The code of a version as data: what its files contained when it took effect."""
+"""The code of a version as data: the content of its files when the version took effect."""
 
 import zlib
 from base64 import b85decode, b85encode
@@ -9,10 +9,10 @@ from typing import TypeAlias
 from msgspec import MsgspecError, msgpack
 
 Sources: TypeAlias = Mapping[Path, bytes]
-"""The content of files of code, as it was when a version took effect."""
+"""The content of code files, by path, as it was when a version took effect."""
 MAX_KEPT_BYTES = 96 * 1024
-"""Maximum size of the compressed sources of one node, so that they fit into one environment variable of a replica. The
-sources of a node beyond it are not kept."""
+"""Maximum size of the compressed sources of one node, so that they fit into one environment variable of a replica. If
+the sources of a node are larger, none of them are kept."""
 
 
 def pack_sources(sources: Sources) -> str:
@@ -22,7 +22,7 @@ def pack_sources(sources: Sources) -> str:
 
 
 def unpack_sources(packed: str) -> dict[Path, bytes]:
-    """The same sources. Raises ValueError."""
+    """The sources that `pack_sources` has packed. Raises ValueError."""
     try:
         content = msgpack.decode(zlib.decompress(b85decode(packed)), type=dict[str, bytes]) if packed else {}
     except (zlib.error, MsgspecError) as error:

@@ -58,8 +58,8 @@ async def serve(host: str, port: int, recipe: Recipe, surroundings: Surroundings
 
 
 def fail(why: str, cause: BaseException | None = None, code: int = 1) -> NoReturn:
-    """Print the reason and exit. The last line is shown in the status of the plane. `code`: EX_CONFIG if no further try
-    can succeed before the code, a package or an argument is changed."""
+    """Print the reason and exit. The status of the plane shows the last line. `code`: EX_CONFIG if a further try can
+    succeed only after a change of the code, a package or an argument."""
     if cause is not None:
         print(own_traceback(cause), file=sys.stderr)
     print(f"the replica cannot start: {why}", file=sys.stderr)
@@ -67,7 +67,7 @@ def fail(why: str, cause: BaseException | None = None, code: int = 1) -> NoRetur
 
 
 def exit_now(code: int) -> NoReturn:
-    """Exit at once, whatever the code that is being loaded does."""
+    """Exit at once, even while the user's code is being loaded."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

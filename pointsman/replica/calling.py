@@ -1,7 +1,8 @@
 """How calls are made: async code on the loop, plain code in threads, and quick plain code on the loop as well.
 
-A plain method is quick if its last calls were (`MethodPace`). Even a quick one runs in a thread when all threads are
-busy, since the number of plain calls side by side is limited, and when it may wait for other nodes through a handle.
+A plain method is quick if its last calls were quick (`MethodPace`). In two cases, even a quick method runs in a thread:
+if it may wait for other nodes through a handle, and if all threads are busy, since the number of concurrent plain calls
+is limited.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class PieceSink(Protocol):
 
     @property
     def encode(self) -> Callable[[Any], Any]:
-        """Converts a piece for `add`; may run in any thread."""
+        """The function that converts a piece for `add`; it may run in any thread."""
 
     def add(self, piece: Any) -> None: ...
 
@@ -44,12 +45,12 @@ class PieceSink(Protocol):
 
 
 class RunningCall(Protocol):
-    """A call, from the side of the code that makes it. It ends exactly once, on the loop."""
+    """A call, as the code that runs it sees it. A call ends exactly once, on the loop."""
 
     method: Method
     context: CallContext
     task: Cancellable | None
-    """A future that is cancelled if the answer is no longer needed."""
+    """The future of the running code; it is cancelled if the answer is no longer needed."""
 
     @property
     def args(self) -> Sequence[Any]: ...
@@ -62,11 +63,11 @@ class RunningCall(Protocol):
 
     @property
     def handed_handles(self) -> bool:
-        """Whether handles are among its arguments: then it may wait for other nodes."""
+        """Whether handles are among the call's arguments. If so, the call may wait for other nodes."""
 
     @property
     def is_over(self) -> bool:
-        """Whether its result is no longer needed, or was sent."""
+        """Whether the call's result was sent, or is no longer needed."""
 
     def finish(self, value: Any) -> None: ...
 
@@ -88,7 +89,7 @@ class Threads:
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._started = 0
         self.busy = 0
-        """Jobs that wait or run; only the thread of the loop may read it."""
+        """The number of jobs that wait or run; only the thread of the loop may read this number."""
 
     @property
     def has_room(self) -> bool:
@@ -107,7 +108,7 @@ class Threads:
             result, error = None, None
             try:
                 result = job()
-            except BaseException as raised:  # also SystemExit: a call must not end its thread
+            except BaseException as raised:  # including SystemExit: a call must not end its thread
                 error = raised
             loop.call_soon_threadsafe(ended, result, error)
 
@@ -136,7 +137,7 @@ class Threads:
 
 
 def _as_exception(error: BaseException) -> BaseException:
-    """A future takes no StopIteration, and a SystemExit would end the loop."""
+    """The error in a form that a future can have: futures refuse StopIteration, and SystemExit would end the loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(f"{type(error).__name__}: {error}")
@@ -145,15 +146,15 @@ def _as_exception(error: BaseException) -> BaseException:
 
 
 PIECES_AHEAD = 32
-"""Pieces by which a generator in a thread may be ahead of the loop."""
+"""The number of pieces by which a generator in a thread may be ahead of the loop."""
 
 
 class Calling:
     def __init__(self, threads: Threads, *, may_wait: bool, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop`: None means the running one."""
+        """`loop`: None means the running loop."""
         self._threads = threads
         self._may_wait = may_wait
-        """The object holds handles: its methods may wait for other nodes."""
+        """Whether the user's object has handles, so that its methods may wait for other nodes."""
         self._loop = loop or asyncio.get_running_loop()
 
     def begin(self, call: RunningCall) -> None:
@@ -168,7 +169,7 @@ class Calling:
                 self._iterate(call)
 
     async def value(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        """The result of a method whose result is awaited: the preprocessor, `reconfigure`, or one for batches."""
+        """The awaited result of a method: the preprocessor, `reconfigure`, or a method for batches."""
         if method.kind is MethodKind.ASYNC:
             return await method.function(*args, **kwargs)
         context = CURRENT.get()
@@ -206,7 +207,7 @@ class Calling:
         self._threads.run(job, done)
 
     def returned(self, call: RunningCall, result: Any) -> None:
-        """Handle what a plain function returned: usually the result, but it may be a generator or a coroutine."""
+        """Handle the return value of a plain function: usually the result, but it may be a generator or a coroutine."""
         if inspect.isgenerator(result):
             self._iterate(call, result)
         elif inspect.isasyncgen(result):
@@ -223,7 +224,7 @@ class Calling:
             running.close()
             return
         token = CURRENT.set(call.context)
-        call.task = self._loop.create_task(running)  # with the context as it is now
+        call.task = self._loop.create_task(running)  # the task gets the current context
         CURRENT.reset(token)
 
     async def _awaited(self, call: RunningCall, running: Any = None) -> None:
@@ -272,7 +273,7 @@ class Calling:
 
 
 class ThreadedGenerator:
-    """Runs a generator in a thread; what it yields is sent on the loop."""
+    """Runs a generator in a thread, and sends the pieces that it yields on the loop."""
 
     def __init__(self, call: RunningCall, loop: asyncio.AbstractEventLoop, generator: Any) -> None:
         self._call = call
@@ -332,7 +333,7 @@ def timed(method: Method, args: Any, kwargs: Any, context: CallContext, *, on_lo
 
 
 class Batches:
-    """The batches of one method. One runs at a time; meanwhile the next one fills."""
+    """The batches of one method. Only one batch runs at a time; meanwhile, the next batch is filled."""
 
     def __init__(
         self,
@@ -341,7 +342,7 @@ class Batches:
         calling: Calling,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`loop`: None means the running one."""
+        """`loop`: None means the running loop."""
         self._method = method
         self._batching = batching
         self._calling = calling
@@ -376,7 +377,7 @@ class Batches:
                 call.task = _Share(batch, self._running)
 
     def _take(self) -> list[RunningCall]:
-        """The next batch: calls with the same number of arguments and the same names, without those that are over."""
+        """The next batch: calls that are not over, with the same number of arguments and the same names."""
         batch: list[RunningCall] = []
         while self._waiting and len(batch) < self._batching.max_batch_size:
             call, _ = self._waiting[0]

@@ -36,7 +36,7 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120 - compared with file names of 
 
 
 class CallRefused(PointsmanError):
-    """The input of a client is not valid; `detail` says which field and why."""
+    """A client's input is not valid; `detail` says which field is wrong, and why."""
 
     def __init__(self, detail: Any, status: int = 422) -> None:
         self.detail = detail
@@ -45,7 +45,7 @@ class CallRefused(PointsmanError):
 
 
 def whole_answer(value: Any, form: Form, shared: SharedBuffers | None) -> tuple[bytes, bytes]:
-    """Content type and body. Raises if the value cannot be encoded."""
+    """Content type and body of an answer in one piece. Raises if the value cannot be encoded."""
     if form in ("blob", "value"):
         return BLOB_TYPE, encode_value(value, shared if form == "blob" else None)
     if form == "whole":
@@ -57,7 +57,7 @@ def whole_answer(value: Any, form: Form, shared: SharedBuffers | None) -> tuple[
 
 
 class Pieces:
-    """Encodes what a generator yields."""
+    """Encodes the pieces that a generator yields."""
 
     def __init__(self, form: Form) -> None:
         self._form = form
@@ -65,7 +65,7 @@ class Pieces:
         self.end = DONE if form == "events" else b""
 
     def kind_for(self, first: Any) -> bytes:
-        """The content type, which depends on the first piece."""
+        """The content type of the answer, which depends on the first piece."""
         if self._form == "events":
             return EVENTS
         if self._form == "pieces":
@@ -85,17 +85,17 @@ class Pieces:
 
 
 def to_json(value: Any) -> bytes:
-    """A value as JSON. Raises TypeError if it has none."""
+    """A value as JSON. Raises TypeError if the value has no form in JSON."""
     return msgspec.json.encode(value, enc_hook=_as_plain)
 
 
 def error_answer(error: BaseException) -> tuple[int, bytes]:
-    """Status and body for an exception of the user's code."""
+    """Status and body for an exception that the user's code has raised."""
     if isinstance(error, CallRefused):
         return error.status, to_json({"detail": error.detail})
     body: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "traceback": own_traceback(error)}
     status = 500
-    if isinstance(error, CallFailed):  # of a node that this one called
+    if isinstance(error, CallFailed):  # the error of a node that this node has called
         body |= {"message": error.message, "type": error.kind or body["type"], "node": error.node}
         body["traceback"] = error.trace or body["traceback"]
         status = error.status if error.status in (429, 504) else 500  # too late, or over a limit of its tenant
@@ -105,7 +105,7 @@ def error_answer(error: BaseException) -> tuple[int, bytes]:
 
 
 def problem(kind: str, message: str) -> bytes:
-    """The body of an error before any user code ran."""
+    """The body of an error that occurs before any user code has run."""
     return msgspec.json.encode({"type": kind, "message": message, "traceback": ""})
 
 
@@ -118,7 +118,7 @@ def own_traceback(error: BaseException) -> str:
 
 
 def _as_plain(value: Any) -> Any:
-    """A value of pydantic, numpy and others as a value that JSON has."""
+    """A value of pydantic, numpy or another library as a value of a type that JSON has."""
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     if hasattr(value, "tolist"):
@@ -137,20 +137,20 @@ def _as_plain(value: Any) -> Any:
 
 
 PASSED_ON = b"x-pointsman-pieces: 1\r\n"
-"""Says that pieces are to be passed on as they come."""
+"""This header tells the gateway to pass on the pieces as they arrive."""
 
 
 class StreamedAnswer:
-    """What a generator yields, to be sent to the client."""
+    """Sends the pieces of a generator to the client."""
 
     def __init__(self, connection: ServerConnection, form: Form) -> None:
         self._connection = connection
         self._pieces = Pieces(form)
         self._stream: ResponseStream | None = None
         self._room: asyncio.Event | None = None
-        """Set when the client has read what was written; None while it keeps up."""
+        """An event: the client has read what was written. None while the client keeps up."""
         self.encode = self._pieces.encode
-        """A piece as bytes; in any thread."""
+        """Converts a piece to bytes; it may run in any thread."""
 
     def begin(self, first: Any) -> None:
         lines = b"content-type: %b\r\n%b" % (self._pieces.kind_for(first), PASSED_ON)
@@ -196,7 +196,7 @@ class StreamedAnswer:
 
 
 class ReplicaCall:
-    """Ends exactly once: it is answered, it fails, its time is over, or its client disconnects."""
+    """A call ends exactly once: it is answered, it fails, its deadline passes, or its client disconnects."""
 
     __slots__ = (
         "_connection", "_shared", "_streamed", "_timer", "args", "context", "ended", "form", "handed_handles",
@@ -220,16 +220,16 @@ class ReplicaCall:
         self.context = context
         self.form = head.form
         self.handed_handles = False
-        """Whether its arguments include handles: then it may wait for other nodes."""
+        """Whether handles are among the call's arguments. If so, the call may wait for other nodes."""
         self.ended = ended
         self.task: Cancellable | None = None
-        """Cancelled if the answer is no longer needed."""
+        """The task of the call; it is cancelled if the answer is no longer needed."""
         self.is_over = False
-        """Whether its result is no longer needed, or was sent."""
+        """Whether the call's result was sent, or is no longer needed."""
         self._connection = connection
         self._shared = shared
         self._streamed: StreamedAnswer | None = None
-        """Set when part of the answer was sent."""
+        """The answer in pieces; None until the first piece."""
         self._timer: asyncio.TimerHandle | None = None
         connection.serving = self
 
@@ -241,7 +241,7 @@ class ReplicaCall:
             return
         try:
             kind, body = whole_answer(value, self.form, self._shared)
-        except Exception as error:  # a value that cannot be encoded, or a class of the user's that breaks on the way
+        except Exception as error:  # the value cannot be encoded, or the user's class raises while it is encoded
             self.fail(error)
             return
         self._end()

@@ -1,7 +1,7 @@
 """Handles: how user code calls other nodes and models.
 
-Enters: arguments, from async code or from plain code in a thread. Leaves: a `Response`, which can be awaited, or waited
-for with `.result()`. The one rule: a call inherits request, priority, tenant and remaining time.
+Enters: arguments, from async code or from plain code in a thread. Leaves: a `Response`. Async code awaits it, and plain
+code calls its `.result()`. The one rule: a call inherits request, priority, tenant and remaining time from its caller.
 """
 
 import asyncio
@@ -40,24 +40,26 @@ class Transport(Protocol):
     """The way to the gateway."""
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> AbstractAsyncContextManager[CallAnswer]:
-        """Send a POST; leaving before the end of the response closes the connection. Raises `CallFailed`."""
+        """Send a POST. If the caller leaves the context before the end of the response, the connection is closed.
+        Raises `CallFailed`."""
 
 
 class PlaneAddress:
-    """Where the process of the plane is: at a unix socket; for processes on other machines, at the address that is in a
-    file, because the next plane may be elsewhere."""
+    """The address of the plane's process: a unix socket, or, for processes on other machines, the address in a file.
+    A file has the address because the next process of the plane may run on another machine."""
 
     def __init__(self, where: Path, *, is_file: bool = False, connect_timeout_s: float = 30.0) -> None:
-        """`where`: the socket, or the file."""
+        """`where`: the path of the socket or the file."""
         self.where = where
         self.is_file = is_file
         self.at = ""
-        """The last known address from the file."""
+        """The address that was last read from the file."""
         self._connect_timeout_s = connect_timeout_s
         self._client = HttpClient(UnixSocket(where), connect_timeout_s=connect_timeout_s)
 
     def client(self) -> HttpClient:
-        """A client of the plane that the file names now. Raises `OSError` if it cannot be read, and `ValueError`."""
+        """A client of the plane that the file now names. Raises `OSError` if the file cannot be read, and `ValueError`
+        if it has no valid address."""
         at = self.named()
         if at != self.at:
             host, port = host_and_port(at)
@@ -71,38 +73,39 @@ class PlaneAddress:
 
 
 GATEWAYS = "gateways"
-"""A file beside the socket or address of the plane: where other gateways take calls of replicas, a line for each."""
+"""A file in the folder of the plane's socket or address. Each line is an address at which another gateway accepts calls
+from replicas."""
 LOOPBACK = "127.0.0.1"
-"""Where gateways take these calls if all replicas are on one machine."""
+"""The host at which gateways accept these calls if all replicas are on one machine."""
 CONNECT_S = 1.0
 AVOID_S = 5.0
-"""A gateway that could not be reached is tried last for this long."""
+"""For this long, a gateway that could not be reached comes after the other gateways."""
 
 
 class GatewayTransport:
-    """The way to a gateway: one in a process of its own, which outlives its plane, or else that of the plane.
+    """Sends calls to a gateway: to one with its own process, which outlives the plane, or else to the plane's gateway.
 
-    Gateways on this machine come first, in turn. If there is no connection, the next one gets the call. A call that was
-    sent is not sent again, because it may have been carried out.
+    Gateways on this machine come first, in turn. If a gateway accepts no connection, the next gateway gets the call. A
+    call that was sent is not sent again, because it may have been carried out.
     """
 
     def __init__(self, where: Path, headers: str = "", *, is_file: bool = False, host: str = "") -> None:
-        """`where`: the socket of the plane, or a file with its address. `host`: where gateways of this machine take
-        calls; empty: only the plane does."""
+        """`where`: the socket of the plane, or a file with its address. `host`: the host at which gateways on this
+        machine accept calls; empty if only the plane accepts calls."""
         self._headers = headers
         self._host = host
         self._plane = PlaneAddress(where, is_file=is_file)
         self._file = where.with_name(GATEWAYS) if host else None
         self._listed = ""
-        """The file as it was last read."""
+        """The content of the file when it was last read."""
         self._clients: dict[str, HttpClient] = {}
         self._avoided: dict[str, float] = {}
-        """When each may be used again."""
+        """For each gateway that could not be reached, the time from which it has its usual place again."""
         self._turn = 0
 
     def _ways(self) -> list[str]:
-        """The addresses to try, in this order; the empty one is that of the plane."""
-        with suppress(FileNotFoundError):  # there is none before there are such gateways
+        """The addresses to try, in this order; an empty address stands for the plane."""
+        with suppress(FileNotFoundError):  # the file does not exist before the first of these gateways starts
             listed = "" if self._file is None else self._file.read_text(encoding="ascii")
             if listed != self._listed:
                 self._listed = listed
@@ -145,23 +148,23 @@ def _client_of(address: str) -> HttpClient:
 
 
 class HandleLink(Protocol):
-    """The calls to other nodes: through the gateway, or to nodes in this process."""
+    """Makes calls to other nodes: through the gateway, or to nodes in this process."""
 
     def call(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Response":
-        """Begin a call, at once."""
+        """Begin a call at once."""
 
     def stream(self, node: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "Stream":
         """A call that begins when its first piece is read."""
 
 
 class Response:
-    """The answer to a call, which was sent already. Cancelling code that awaits it cancels the call."""
+    """The answer to a call that was already sent. If code that awaits the answer is cancelled, so is the call."""
 
     def __init__(
         self, awaited: "asyncio.Task[Any] | Future[Any]", loop: asyncio.AbstractEventLoop | None, *, on_loop: bool
     ) -> None:
-        """`awaited`: a task of the loop, if `on_loop`; else a future of any thread. `loop`: that of the code that made
-        the call, which must not be blocked."""
+        """`awaited`: a task of the loop if `on_loop`; else a future of any thread. `loop`: the loop of the code that
+        made the call; this loop must not be blocked."""
         self._loop = loop
         self._on_loop = on_loop
         self._awaited: Any = awaited
@@ -178,7 +181,7 @@ class Response:
         return awaited.__await__()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for it, in plain code. Raises TimeoutError if there is no answer in time; the call continues."""
+        """Wait for the answer, in plain code. If no answer arrives in time, raises TimeoutError; the call continues."""
         if self._loop is not None and _loop_here() is self._loop:
             raise PointsmanError("result() would block the event loop; in async code, await the response")
         awaited = self._awaited
@@ -195,7 +198,7 @@ class Response:
 
 
 class Stream:
-    """An answer piece by piece: `async for`, or `for` in plain code."""
+    """An answer piece by piece: read it with `async for`, or with `for` in plain code."""
 
     def __init__(
         self,
@@ -203,7 +206,8 @@ class Stream:
         loop: asyncio.AbstractEventLoop,
         caller: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """`loop`: where the pieces arrive. `caller`: the loop of the code that made the call, if it is another one."""
+        """`loop`: the loop on which the pieces arrive. `caller`: the loop of the code that made the call, if that is
+        another loop."""
         self._pieces = pieces
         self._loop = loop
         self._caller = loop if caller is None else caller
@@ -240,13 +244,13 @@ class Stream:
 
 
 class GatewayLink(NamedTuple):
-    """`HandleLink` to the nodes of an application that is deployed: what the handles of one process share."""
+    """A `HandleLink` to the nodes of a deployed application. All handles of one process share it."""
 
     transport: Transport
     loop: asyncio.AbstractEventLoop
     """The loop of the transport; handles may be used from any thread."""
     encode: Callable[[Any], bytes]
-    """Conversion of a value to a blob, and back."""
+    """The functions that convert a value to a blob, and a blob to its value."""
     decode: Callable[[bytes], Awaitable[Any]]
     app: str = ""
 
@@ -297,7 +301,7 @@ class HandleMethod:
         self._method = method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Response:
-        """Call it: `await handle.method(x)`."""
+        """Call the method: `await handle.method(x)`."""
         return self._link.call(self._node, self._method, args, kwargs)
 
     def remote(self, *args: Any, **kwargs: Any) -> Response:
@@ -305,12 +309,12 @@ class HandleMethod:
         return self(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> Stream:
-        """Call a generator; yields its pieces as they arrive."""
+        """Call a generator. The `Stream` yields its pieces as they arrive."""
         return self._link.stream(self._node, self._method, args, kwargs)
 
 
 class Handle(HandleMethod):
-    """A handle to another node. Calling it calls the node's `__call__`; the node's methods are attributes."""
+    """A handle to another node. A call of the handle calls the node's `__call__`; the node's methods are attributes."""
 
     def __init__(self, link: HandleLink, node: str) -> None:
         super().__init__(link, node, CALL)
@@ -347,7 +351,7 @@ async def _closed(pieces: Any) -> None:
 
 
 class ModelMethod:
-    """One kind of request to a model. It is scheduled like a client's."""
+    """One kind of request to a model. These requests are scheduled like those of clients."""
 
     def __init__(self, link: GatewayLink, model: str, path: str, field: str, text: Callable[[Any], str]) -> None:
         self._link = link
@@ -409,7 +413,7 @@ class ModelMethod:
 
 
 class ModelHandle:
-    """A model that a deployment of the manifest serves."""
+    """A handle to a model that a deployment of the manifest serves."""
 
     def __init__(self, link: GatewayLink, model: str) -> None:
         self._link = link

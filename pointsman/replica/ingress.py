@@ -1,4 +1,4 @@
-"""User code that makes the input of a request: a preprocessor, a schema, or both in this order."""
+"""User code that makes the input of a request: a preprocessor, a schema, or first a preprocessor and then a schema."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from pointsman.wire import ARGUMENTS, HttpHead, SharedBuffers, decode_plain, enc
 
 
 class Headers(Mapping[str, str]):
-    """Headers by name, in any case."""
+    """Headers by name; upper and lower case do not matter."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = {name.lower(): value for name, value in headers.items()}
@@ -35,7 +35,7 @@ class Headers(Mapping[str, str]):
 
 
 class QueryParams(Mapping[str, str]):
-    """The parameters of a query by name. A repeated one has its last value; `getlist` has all values."""
+    """The parameters of a query by name. A repeated parameter has its last value; `getlist` returns all its values."""
 
     def __init__(self, query: str) -> None:
         self._pairs = parse_qsl(query, keep_blank_values=True)
@@ -86,7 +86,7 @@ class Request:
 
 
 class GivenInput(msgspec.Struct, frozen=True):
-    """The input of a call with arguments. It is not read from a request, so that no preprocessor is needed."""
+    """The input of a call with arguments. It is not read from a request, so it needs no preprocessor."""
 
     value: Any
 
@@ -100,7 +100,7 @@ def request_of(head: HttpHead, body: bytes) -> Request | GivenInput:
 
 
 class IngressInput:
-    """Makes the input of a request: by a preprocessor, a schema, or both in this order."""
+    """Makes the input of a request with a preprocessor, a schema, or first a preprocessor and then a schema."""
 
     def __init__(
         self,
@@ -108,13 +108,13 @@ class IngressInput:
         schema: Any,
         run: Callable[[Method, Request], Awaitable[Any]] | None = None,
     ) -> None:
-        """`run`: how the preprocessor is called; None: directly."""
+        """`run`: the function that calls the preprocessor; None if the preprocessor is called directly."""
         self._preprocessor = None if preprocessor is None else Method("preprocessor", preprocessor)
         self.schema = schema
         self._run = run or _called
 
     async def of(self, request: Request | GivenInput) -> Any:
-        """Raises `CallRefused` if it is not valid."""
+        """The input of a request. Raises `CallRefused` if the input is not valid."""
         if isinstance(request, GivenInput):
             value = request.value
         elif self._preprocessor is None:
@@ -132,7 +132,7 @@ class IngressInput:
         except CallRefused:
             raise
         except Exception as error:
-            if isinstance(status := getattr(error, "status_code", None), int):  # as web frameworks raise them
+            if isinstance(status := getattr(error, "status_code", None), int):  # an HTTP error of a web framework
                 raise CallRefused(getattr(error, "detail", str(error)), status) from error
             if problems := _problems(error):
                 raise CallRefused(problems) from error
@@ -157,7 +157,7 @@ async def _called(method: Method, request: Request) -> Any:
 
 
 class Ingress:
-    """The object of an ingress replica. Its methods are called like those of any node."""
+    """The object of an ingress replica. Its methods are called like the methods of any node."""
 
     def __init__(self, preprocessor: Any, schema: Any, calling: Calling, shared: SharedBuffers | None) -> None:
         self._made = IngressInput(preprocessor, schema, calling.value)
@@ -175,7 +175,7 @@ class Ingress:
         return [encode_value(part, self._shared) for part in parts]
 
     async def openapi(self) -> Any:
-        """The JSON schema of the input; None if it is unknown."""
+        """The JSON schema of the input; None if the schema is unknown."""
         describe = getattr(self._made.schema, "model_json_schema", None)
         return None if describe is None else describe()
 

@@ -1,4 +1,5 @@
-"""The methods of the user's object, and how they run: async or plain, whole or in pieces, alone or in batches."""
+"""The methods of the user's object. A method is async or plain, returns one result or yields pieces, and takes one call
+at a time or batches."""
 
 import inspect
 from collections.abc import Callable
@@ -11,13 +12,13 @@ from pointsman.pipeline.graph import CALL
 from pointsman.pipeline.options import Batching, batching_of
 
 QUICK_S = 0.0002
-"""About the cost of running a call in a thread."""
+"""A plain method is quick below this mean duration, which is about the cost of running a call in a thread."""
 BLOCKING_S = 0.2
-"""A method that has once blocked the loop for longer does not run on it again."""
+"""If a method has once blocked the loop for longer than this, it never runs on the loop again."""
 MIN_CALLS = 8
 """Minimum number of calls before a method counts as quick."""
 MEAN_OF = 16
-"""Calls that the running mean covers, approximately."""
+"""The approximate number of calls that the running mean covers."""
 
 
 class MethodKind(Enum):
@@ -30,7 +31,7 @@ class MethodKind(Enum):
 class MethodPace:
     """Whether calls of a plain method are quick enough to run on the loop.
 
-    One slow call raises the mean far above the limit; the slower it was, the longer that lasts.
+    One slow call raises the mean far above the limit. The slower the call, the longer the mean stays above it.
     """
 
     __slots__ = ("_blocks", "_mean_s", "_seen")
@@ -64,7 +65,7 @@ class Method:
 
 
 class Methods:
-    """The methods of one object, looked up at their first call."""
+    """The methods of one object. Each method is looked up at its first call."""
 
     def __init__(self, target: Any, owner: str, *, is_function: bool = False) -> None:
         self._target = target
@@ -77,7 +78,7 @@ class Methods:
         return self._known.get(name) or self._found(name)
 
     def optional(self, name: str) -> Method | None:
-        """A method that the object may have, such as check_health; None if it does not have it."""
+        """A method that the object may have, such as check_health; None if the object lacks the method."""
         if self._is_function or not callable(getattr(self._target, name, None)):
             return None
         return self.find(name)
@@ -114,7 +115,7 @@ class Methods:
 def _kind_of(function: Any) -> MethodKind:
     while isinstance(function, partial):
         function = function.func
-    if not inspect.isroutine(function) and not inspect.isclass(function):  # an object that can be called
+    if not inspect.isroutine(function) and not inspect.isclass(function):  # an object with `__call__`
         function = getattr(type(function), CALL, function)
     if inspect.isasyncgenfunction(function):
         return MethodKind.ASYNC_GENERATOR

@@ -1,4 +1,4 @@
-"""The server of a replica: its life cycle, its pages, and the calls it takes."""
+"""The server of a replica: its life cycle, its pages, and the calls that it accepts."""
 
 import asyncio
 import hmac
@@ -33,7 +33,7 @@ from pointsman.wire import (
 )
 
 MAX_METRICS = 100
-"""Maximum number of metrics; beyond it, the one that was recorded longest ago is dropped."""
+"""Maximum number of metrics. If there are more, the metric with the oldest value is dropped."""
 KIND = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -85,7 +85,7 @@ class CallsInFlight:
         self._shared = shared
         self._fetcher = fetcher
         self._fetching: set[asyncio.Task[None]] = set()
-        """Calls whose arguments come from other nodes."""
+        """Calls whose arguments are being fetched from other nodes."""
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
         self._in_flight: set[ReplicaCall] = set()
@@ -97,7 +97,7 @@ class CallsInFlight:
         self._look_if_idle()
 
     def begin(self, client: ServerConnection, request: HttpRequest) -> None:
-        """Start a call, or answer why it cannot be made."""
+        """Start a call. If the call cannot be made, answer with the reason."""
         try:
             head, blobs = decode_call(request.body)
             away = [] if self._fetcher is None else self._fetcher.elsewhere(blobs)
@@ -228,16 +228,16 @@ class ReplicaServer:
             (b"POST", b"/configure"): (True, self._configure),
             (b"POST", b"/call"): (True, self._call),
         }
-        """(whether it needs the secret, the handler)"""
+        """For each page: whether a request needs the secret, and the handler."""
 
     # Life cycle
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections. Returns the port."""
+        """Start to accept connections. Returns the port."""
         return await self._http.listen(host, port)
 
     async def load(self) -> None:
-        """Make the object and configure it, then accept calls. Raises what that raises."""
+        """Make the object and configure it, then accept calls. Raises the errors of both."""
         await self._target.load()
         if self._config is not None:
             await self._target.configure(self._config)
@@ -246,13 +246,13 @@ class ReplicaServer:
             self._not_ready = ""
 
     def stop(self) -> None:
-        """Refuse new calls, and finish those in flight; then it is `done`."""
+        """Refuse new calls, and finish the calls in flight. After that, `done` returns."""
         self._http.draining = True
-        self._not_ready = "it is stopping"  # new calls are answered so: a closed connection looks like a failure
+        self._not_ready = "it is stopping"  # the answer to new calls: a closed connection looks like a failure
         self._calls.when_idle(lambda: self._loop.call_soon(self._done.set))  # after the answer is written
 
     async def done(self) -> None:
-        """Wait until it was stopped, all calls have ended, and their answers are sent."""
+        """Wait until the server was stopped, all calls have ended, and their answers are sent."""
         await self._done.wait()
         self._http.stop_listening()
         for connection in list(self._http.connections):
@@ -316,7 +316,7 @@ class ReplicaServer:
 
 
 async def _answer_with(client: ServerConnection, work: Awaitable[None]) -> None:
-    """Answer when the work is done, or with what it raised."""
+    """Answer when the work is done. If the work raises an error, answer with the error."""
     try:
         await work
     except Exception as error:

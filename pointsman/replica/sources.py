@@ -1,7 +1,8 @@
 """Code of an earlier version, for a replica that starts after its files were edited.
 
 Enters: `POINTSMAN_SOURCES`, the content of files as it was when the version took effect. Leaves: modules with that
-content, under their own names and paths, so that tracebacks and files beside them are found where they always were.
+content. They keep their own names and paths, so tracebacks name the right files, and the modules find other files in
+their folders.
 """
 
 import importlib.util
@@ -16,7 +17,7 @@ from pointsman.pipeline.sources import Sources
 
 
 class KeptLoader(SourceFileLoader):
-    """Loads a file with its content as of the deployment."""
+    """Loads a file with the content that it had when it was deployed."""
 
     def __init__(self, fullname: str, path: str, content: bytes) -> None:
         super().__init__(fullname, path)
@@ -26,7 +27,7 @@ class KeptLoader(SourceFileLoader):
         return self._content if path == self.path else super().get_data(path)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Compiled from the kept content: a compiled file would have that of the present file."""
+        """Code that is compiled from the kept content. A file of bytecode would have the present content."""
         lines = self._content.decode("utf-8", "replace").splitlines(keepends=True)
         linecache.cache[self.path] = (len(self._content), None, lines, self.path)
         return self.source_to_code(self._content, self.path)

@@ -24,14 +24,14 @@ from pointsman.replica.methods import Methods
 from pointsman.replica.sources import kept_finder
 from pointsman.wire import Fetcher, HandleAt, SharedBuffers, decode_value, encode_value
 
-# Loading code of the user: `module:Name` or `path/to/file.py:Name`
+# Loading the user's code: `module:Name` or `path/to/file.py:Name`
 
 
 class LoadFailed(PointsmanError):
-    """Code cannot be loaded, or its object cannot be made; the message says where."""
+    """Code cannot be loaded, or its object cannot be made; the message says where the error is."""
 
     def __init__(self, message: str, *, final: bool = True) -> None:
-        """`final`: no further try can succeed before the code, a package or an argument is changed."""
+        """`final`: a further try can succeed only after a change of the code, a package or an argument."""
         super().__init__(message)
         self.final = final
 
@@ -89,7 +89,8 @@ def _module(module: str, folder: Path, wanted: frozenset[str]) -> ModuleType:
 
 
 def _spec_of_file(path: Path) -> ModuleSpec:
-    """A spec with the name that an import from its own folder would give it, unless another module has that name."""
+    """A spec for a file. Its name is that of an import from the file's own folder, unless another module already has
+    that name."""
     name = path.stem
     try:
         own = name.isidentifier() and name not in sys.stdlib_module_names and name != "__main__"
@@ -106,7 +107,8 @@ def _spec_of_file(path: Path) -> ModuleSpec:
 
 
 def _executed(spec: ModuleSpec, where: str, wanted: frozenset[str]) -> ModuleType:
-    """The module, executed to its end, or until it has defined what is wanted and would run its pipeline."""
+    """The module, executed to its end. If it would run its own pipeline, and all wanted names are already defined, the
+    execution stops there."""
     module = importlib.util.module_from_spec(spec)
     assert spec.loader is not None
     sys.modules[spec.name] = module
@@ -136,7 +138,7 @@ def _named(module: ModuleType, where: str, name: str) -> Any:
 
 
 def _undecorated(found: Any) -> Any:
-    """The class or function behind `@deployment`, or behind `@ray.remote`, as its program has it."""
+    """The class or function itself, without the `@deployment` or `@ray.remote` of its program."""
     if hasattr(found, "__pointsman_deployment__"):
         return found.body
     if type(found).__module__ == "ray.remote_function":
@@ -160,8 +162,8 @@ def _failed(where: str, error: BaseException) -> LoadFailed:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether code that has raised this will raise it every time, because something is missing or is not valid Python.
-    Other errors may come from a server that is down, or from a lack of memory."""
+    """Whether the code will raise this error every time, because something is missing or is not valid Python. Other
+    errors may come from a server that is down, or from a lack of memory."""
     return isinstance(error, ImportError | SyntaxError | NameError)
 
 
@@ -196,7 +198,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds_handles(self) -> bool:
-        """Whether its object can call other nodes, and may wait for them."""
+        """Whether the object gets handles. If so, it can call other nodes, and may wait for them."""
         return any(map(_is_handle_deep, [*self.args, *self.kwargs.values()]))
 
 
@@ -207,15 +209,16 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     """The socket of the gateway, for calls to other nodes."""
     gateway: str = ""
-    """A file with the address of the gateway (host:port), used instead if the gateway may be on another machine."""
+    """A file with the address of the gateway (host:port). It replaces the socket if the gateway may be on another
+    machine."""
     host: str = ""
-    """The address of this machine, if there are others."""
+    """The address of this machine; empty if there are no other machines."""
     shared_memory: str = ""
-    """The folder of shared memory; if empty, large values are sent like small ones."""
+    """The folder of shared memory; empty if large values are sent in the same way as small ones."""
     memory_home: str = ""
-    """A file with the home of this node, if replicas may be on several."""
+    """A file with the home of this node; empty if all replicas are on one node."""
     user_config: Any = None
-    """The argument of `reconfigure`, before the first call."""
+    """The argument with which `reconfigure` is called before the first call."""
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundings]:
@@ -240,7 +243,7 @@ def read_environment(environment: Mapping[str, str]) -> tuple[Recipe, Surroundin
 
 
 def handle_in(value: Any) -> tuple[str, bool] | None:
-    """(name, whether it is a model) if this is a handle as arguments write it; else None."""
+    """If this value stands for a handle in arguments: its name, and whether it is a model. Otherwise None."""
     if type(value) is dict and len(value) == 1:
         if type(name := value.get("$handle")) is str:
             return name, False
@@ -292,7 +295,7 @@ class Handles:
 
 
 async def instance_of(body: Any, args: Any, kwargs: Any, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Any:
-    """An object of a class, made where `run` runs plain code; `__init__` may be async."""
+    """An object of a class. `run` calls the class if `__init__` is plain; an async `__init__` is awaited here."""
     if not inspect.iscoroutinefunction(getattr(body, "__init__", None)):
         return await run(lambda: body(*args, **kwargs))
     made = body.__new__(body, *args, **kwargs) if body.__new__ is not object.__new__ else body.__new__(body)
@@ -318,9 +321,9 @@ class Target:
         self._checks = Threads(1, "health")
         self._checking: asyncio.Task[Any] | None = None
         self._configuring = asyncio.Lock()
-        """Configs are applied one at a time, in order."""
+        """Makes sure that configs are applied one at a time, in order."""
         self.methods: Methods | None = None
-        """None until it is loaded."""
+        """The methods of the object; None until the object is loaded."""
         self._no_call = CallContext(
             app=recipe.app, node=recipe.node, rank=recipe.rank, shards=recipe.shards, recorder=recorder
         )
@@ -336,7 +339,7 @@ class Target:
         self.methods = methods
 
     async def configure(self, config: Any) -> None:
-        """Pass a user config to the object, if it takes one."""
+        """Pass a user config to the object, if the object accepts one."""
         assert self.methods is not None
         method = self.methods.optional("reconfigure")
         if method is not None:
@@ -345,7 +348,8 @@ class Target:
                 await self._calling.value(method, config)
 
     async def check_health(self) -> None:
-        """Call the health check of the object, if it has one. Raises what it raises. Long calls do not delay it."""
+        """Call the health check of the object, if it has one, and raise the check's errors. Long calls do not delay the
+        check."""
         if self.methods is None or self.recipe.kind == "ingress":
             return
         method = self.methods.optional("check_health")
@@ -362,7 +366,7 @@ class Target:
             await self._checks.result_of(check)
 
     async def _made(self) -> Any:
-        """The object. Its code is loaded in a thread, because that may take long."""
+        """The object. A thread loads its code, because loading may take long."""
         recipe = self.recipe
         if recipe.kind == "ingress":
             wanted = [code for code in (recipe.preprocessor, recipe.schema) if code]
@@ -397,6 +401,6 @@ def _misfits(body: Any, args: Any, kwargs: Any) -> bool:
         inspect.signature(body).bind(*args, **kwargs)
     except TypeError:
         return True
-    except ValueError:  # it has no known signature
+    except ValueError:  # the class has no known signature
         pass
     return False

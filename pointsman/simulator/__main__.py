@@ -99,7 +99,7 @@ def leave(*_: object) -> None:
 
 
 def fail(why: str, code: int = os.EX_CONFIG) -> NoReturn:
-    """Print why, and exit. The default `code` says that no further try can succeed."""
+    """Print the reason, and exit. The default `code` says that no further try can succeed."""
     print(f"the simulated engine cannot start: {why}", file=sys.stderr)
     sys.exit(code)
 

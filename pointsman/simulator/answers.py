@@ -1,7 +1,7 @@
 """Requests of clients, and the answers to them as bytes.
 
-An answer is a word that identifies its prompt, then numbers: `5f2c91aa 1 2 3`. Each counts as one token, and so do four
-characters of a prompt.
+An answer is a word that identifies its prompt, followed by numbers: `5f2c91aa 1 2 3`. The word and each number count as
+one token. Four characters of a prompt also count as one token.
 """
 
 import json
@@ -19,7 +19,7 @@ DIMENSIONS = 8
 
 
 class BadCompletionRequest(Exception):
-    """A request that is refused: status and reason."""
+    """A request that is refused, with status and reason."""
 
     def __init__(self, status: int, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -30,12 +30,12 @@ class CompletionRequest(NamedTuple):
     model: str
     prompt: str
     max_tokens: int | None
-    """None if the request sets no limit."""
+    """Maximum tokens of the answer; None if the request sets no limit."""
     stream: bool
     with_usage: bool
     """Whether the last chunk of a stream reports usage."""
     ignore_eos: bool
-    """Whether to write `max_tokens` tokens, however long the answer would be."""
+    """Whether to write exactly `max_tokens` tokens, even if the answer would otherwise be shorter."""
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_body(body: bytes) -> dict[str, Any]:
 
 
 def read_request(data: dict[str, Any], prompt: str) -> CompletionRequest:
-    """The fields that chat and completions share."""
+    """A request, from the fields that chat and completions share."""
     limit = data.get("max_completion_tokens", data.get("max_tokens"))
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise BadCompletionRequest(400, f"max_tokens must be at least 1, found {limit}", "max_tokens")
@@ -67,7 +67,7 @@ def read_request(data: dict[str, Any], prompt: str) -> CompletionRequest:
 
 
 def chat_prompt(data: dict[str, Any]) -> str:
-    """The messages as one text. The text of the next turn begins with the text of this one and its answer."""
+    """The messages as one text. The text of the next turn begins with the text of this turn and its answer."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadCompletionRequest(400, "messages must be a list with at least one message", "messages")
@@ -80,7 +80,7 @@ def chat_prompt(data: dict[str, Any]) -> str:
 
 
 def completion_prompt(data: dict[str, Any]) -> str:
-    """One prompt: text, or a list of token numbers."""
+    """The prompt as text. The request has one prompt: a text, or a list of token numbers."""
     prompt = data.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -106,24 +106,24 @@ def embedding_inputs(data: dict[str, Any]) -> list[str]:
 
 
 def _text(content: object) -> str:
-    """The text in the content of a message: text, or parts of which some are text."""
+    """The text in a message's content. The content is a text, or a list of parts, some of which are text."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return "" if content is None else str(content)
 
 
 def _token_text(tokens: list[int]) -> str:
-    """Four characters per token, so that the count of tokens stays right."""
+    """A text with four characters for each token, so that the number of tokens stays the same."""
     return "".join(f"{token % 10_000:04}" for token in tokens)
 
 
 def tokens_of(text: str) -> int:
-    """The tokens of a text, at least 1."""
+    """The number of tokens of a text, at least 1."""
     return -(-len(text) // CHARACTERS_PER_TOKEN) or 1
 
 
 def block_hashes(text: str, block_size: int) -> list[int]:
-    """One hash per full block of tokens; each depends on all blocks before it."""
+    """One hash for each full block of tokens. Each hash also depends on all earlier blocks."""
     characters = block_size * CHARACTERS_PER_TOKEN
     hashes: list[int] = []
     before = 0
@@ -143,7 +143,7 @@ def answer_text(prompt: str, tokens: int) -> str:
 
 
 def embedding(text: str, as_base64: bool) -> object:
-    """A unit vector that depends on the text only."""
+    """A unit vector that depends only on the text."""
     raw = [crc32(f"{index}{text}".encode("utf-8", "surrogatepass")) / 2**31 - 1 for index in range(DIMENSIONS)]
     length = sum(value * value for value in raw) ** 0.5 or 1.0
     vector = [value / length for value in raw]
@@ -160,7 +160,7 @@ def usage(prompt_tokens: int, cached_tokens: int, written: int) -> dict[str, Any
 
 
 def head_for(length: int) -> bytes:
-    """The head of a JSON answer of this length, for faults that send another length."""
+    """The head of a JSON answer of this length, for faults that then send a body of another length."""
     return JSON_HEAD % length
 
 
@@ -193,7 +193,7 @@ class Wording:
         return self._event({"role": "assistant", "content": ""}, None) if self._chat else b""
 
     def token(self, number: int) -> bytes:
-        """The event of one token; the first is number 0."""
+        """The event for one token; the first token has number 0."""
         word = b" %d" % number if number else self._name.encode()
         return self._before + word + self._after
 

@@ -1,14 +1,15 @@
 """An engine that batches continuously, as vLLM does: every step extends all answers and reads some of the prompts.
 
-Theory of operation. Jobs wait in order, are admitted while there are seats (`max_num_seqs`), budget
-(`max_num_batched_tokens`) and KV blocks, read their prompt in as many steps as the budget requires, then write a token
-per step. Running answers come first: when one needs a block and none is left, the job that was admitted last loses its
-seat and starts again at the head of the queue. Blocks are allocated for what a step computes, and other jobs may share
-them from that step on. The duration of a step is computed when it begins; its tokens are there when it ends.
+Theory of operation. Jobs wait in order. They are admitted while there are seats (`max_num_seqs`), budget
+(`max_num_batched_tokens`) and KV blocks. A job reads its prompt in as many steps as the budget requires, then writes a
+token per step. Running answers come first: if an answer needs a block and no block is left, the job that was admitted
+last loses its seat and starts again at the head of the queue. A step allocates blocks for the tokens that it computes,
+and other jobs may share these blocks from that step on. The duration of a step is computed when the step begins; its
+tokens exist when the step ends.
 
-The effects of a step on answers are counted, not applied job by job: which answers need a block and which end is known
-in advance by the number of the step. So steps that read no prompt can be taken together, as a stretch, up to the next
-end of an answer or shortage of blocks: the duration of such a step is linear in its number.
+The effects of a step on answers are counted, not applied job by job: the number of a step determines in advance which
+answers need a block in it, and which answers end. Steps that read no prompt can be taken together as a stretch, until
+an answer ends or blocks run out: the duration of such a step is linear in its number.
 """
 
 from collections import deque
@@ -27,9 +28,9 @@ class Limits(NamedTuple):
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     kv_tokens: int | None = None
-    """KV cache size in tokens; None for that of the hardware."""
+    """Size of the KV cache in tokens; None for the size that the hardware has."""
     time_scale: float = 1.0
-    """Speed-up; 2 is twice as fast."""
+    """Factor on the speed; 2 is twice as fast."""
 
 
 class Seat(Lease):
@@ -41,18 +42,18 @@ class Seat(Lease):
         self.run = None
         self.own = 0
         self.target = target
-        """Tokens to read before it writes: the prompt, and what it had written before it was preempted."""
+        """Tokens that the job reads before it writes: its prompt, and the tokens that it wrote before a preemption."""
         self.computed = computed
         self.since = -1
-        """The step in which it wrote first; -1 while it reads."""
+        """The step in which the job wrote its first token; -1 while the job reads."""
 
 
 class ContinuousBatching:
     """A `Pace` with continuous batching."""
 
     def __init__(self, hardware: Hardware, limits: Limits = Limits(), *, every_token: bool = True) -> None:  # noqa: B008
-        """`every_token`: whether `advance` reports every token, or only the first and the last of each job, which
-        allows stretches."""
+        """`every_token`: whether `advance` reports every token. If not, it reports only the first and last token of
+        each job, so that steps can be taken as stretches."""
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise ValueError(f"max_num_batched_tokens ({limits.max_num_batched_tokens}) must be at least max_num_seqs")
         self.counts = Counts()
@@ -66,7 +67,7 @@ class ContinuousBatching:
         self._ms = 0.001 / limits.time_scale
         """A millisecond of the hardware, in seconds."""
         self._waiting: deque[Job] = deque()
-        """Preempted jobs first."""
+        """Waiting jobs, preempted jobs first."""
         self._preempted: set[Job] = set()
         """Waiting jobs that were admitted before."""
         self._seats: dict[Job, Seat] = {}
@@ -81,20 +82,20 @@ class ContinuousBatching:
         self._any_due = bytearray(limits.block_size)
         """1 where `_blocks_due` is not 0."""
         self._last_steps: dict[int, list[Job]] = {}
-        """Step -> jobs that write their last token in it."""
+        """For each step, the jobs that write their last token in that step."""
         self._ends: list[int] = []
-        """A heap of those steps; some no longer have jobs."""
+        """A heap of the steps in `_last_steps`; some of them no longer have jobs."""
         self._parts: list[tuple[Job, Seat, int]] = []
-        """Tokens that the current step reads of each prompt."""
+        """For each prompt, the number of tokens that the current step reads."""
         self._partial: Job | None = None
-        """The job that will not have read its whole prompt at the end of the current step. Only the last one can be,
-        because it takes what is left of the budget."""
+        """The job that will not have read its whole prompt at the end of the current step. Only the last job can be in
+        this state, because it gets the rest of the budget."""
         self._began_at = 0.0
         """When the current stretch began."""
         self._steps = 1
         """Number of steps in the current stretch."""
         self._step_s = 0.0
-        """The duration of its first step; each further one takes `_more_s` more."""
+        """The duration of the stretch's first step; each further step takes `_more_s` longer than the step before."""
         self._more_s = 0.0
         self.ends_at: float | None = None
         """When the current stretch ends; None if there is none."""
@@ -135,7 +136,8 @@ class ContinuousBatching:
         return EngineLoad(running, waiting, used / cache.capacity, cache.block_size, cache.capacity, until)
 
     def _stays_until(self, done: int, ends_at: float) -> float:
-        """When the next answer of a stretch needs a block, or the stretch ends; `done`: steps so far."""
+        """When an answer next needs a block, or when the stretch ends if that is earlier. `done`: the number of steps
+        of the stretch that have ended."""
         if not done:
             return self._end_of(1)
         size = self._size
@@ -147,7 +149,7 @@ class ContinuousBatching:
         return self._end_of(done) if done < self._steps else ends_at
 
     def _state_after(self, done: int) -> tuple[int, int, int]:
-        """The reports after this many steps of the stretch, at least one and not all."""
+        """The reported state after `done` steps of the stretch: after at least one step, but not after the last."""
         return len(self._seats), self._left_waiting, self.cache.used + self._growth(self._step + 1, done - 1)
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
@@ -169,7 +171,7 @@ class ContinuousBatching:
         if self.ends_at is None:
             self._begin(now)
         elif self._steps > 1:
-            # The current step ends the stretch: the job joins the next one, or shows as waiting.
+            # The current step ends the stretch: the job joins the next stretch, or shows as waiting.
             self._steps = self._steps_done(now) + 1
             self.ends_at = self._end_of(self._steps)
 
@@ -202,7 +204,7 @@ class ContinuousBatching:
         return steps
 
     def generated(self, job: Job, now: float) -> int:
-        """Tokens of a job so far."""
+        """The number of tokens that a job has written so far."""
         self._run_until(now)
         seat = self._seats.get(job)
         if seat is None or seat.since < 0:
@@ -248,9 +250,9 @@ class ContinuousBatching:
             self.ends_at = now + steps * step_s + more_s * (steps * (steps - 1) // 2)
 
     def _read_prompts(self, may_admit: bool) -> tuple[int, float, bool]:
-        """Give prompts the part of the budget that answers leave.
+        """Give the prompts the part of the budget that the answers do not use.
 
-        Returns how many tokens are read, the attention that they need, and whether jobs may be admitted.
+        Returns the number of tokens to read, the attention that these tokens need, and whether jobs may be admitted.
         """
         cache, parts, waiting, seats = self.cache, self._parts, self._waiting, self._seats
         size, most_seats = self._size, self._most_seats
@@ -266,7 +268,7 @@ class ContinuousBatching:
                     part = left
                 blocks = -(-(computed + part) // size) - seat.own - (0 if seat.run is None else seat.run.end)
                 if blocks > cache.capacity - cache.used:
-                    self._preempt(job)  # it was admitted last
+                    self._preempt(job)  # this job was admitted last
                     return 0, 0.0, False
                 if blocks:
                     cache.allocate(blocks)
@@ -276,7 +278,7 @@ class ContinuousBatching:
                     break
                 job = waiting[0]
                 target = job.prompt_tokens + job.generated
-                # At least one token must be computed, to continue from.
+                # The answer continues from a computed token, so at least one token must be computed.
                 cached = cache.known(job.hashes, (target - 1) // size)
                 from_cache = computed = cached.blocks * size
                 if job.transferred > computed:
@@ -310,7 +312,8 @@ class ContinuousBatching:
             self.counts.prefix_hits += cached_tokens
 
     def _end(self, now: float) -> None:
-        """End a stretch: jobs that write have more tokens; jobs that have read their prompt have their first."""
+        """End a stretch: jobs that write have more tokens, and jobs that have read their prompt have their first
+        token."""
         produced = [job for job, seat in self._seats.items() if seat.since >= 0] if self._every_token else []
         steps, step, cache = self._steps, self._step, self.cache
         if steps > 1:
@@ -329,7 +332,7 @@ class ContinuousBatching:
         if self._parts:
             for job, seat, part in self._parts:
                 seat.computed += part
-                if seat.computed == seat.target and job in self._seats:  # otherwise it was cancelled
+                if seat.computed == seat.target and job in self._seats:  # otherwise the job was cancelled
                     produced.append(job)
                     if self._start_writing(job, seat):
                         finished.append(job)
@@ -339,7 +342,7 @@ class ContinuousBatching:
             self._unreported.append(EngineStep(now, produced, finished))
 
     def _stretch(self) -> int:
-        """How many steps can be taken together: until an answer ends, or blocks run out."""
+        """The number of steps that can be taken together, which is until an answer ends or blocks run out."""
         ends = self._ends
         while ends[0] not in self._last_steps:
             heappop(ends)
@@ -353,16 +356,16 @@ class ContinuousBatching:
         return steps
 
     def _end_of(self, steps: int) -> float:
-        """When this many steps of the stretch have ended."""
+        """The time when this many steps of the stretch have ended."""
         return self._began_at + steps * self._step_s + self._more_s * (steps * (steps - 1) // 2)
 
     def _steps_done(self, now: float) -> int:
-        """How many steps of this stretch have ended, at a time before its end."""
+        """The number of steps of this stretch that have ended at a time before the stretch's end."""
         began_at, step_s, more_s, steps = self._began_at, self._step_s, self._more_s, self._steps
         passed, half = now - began_at, more_s / 2
         first = step_s - half
         done = int(2 * passed / (first + sqrt(first * first + 4 * half * passed)))
-        # Rounding; the ends are computed as in `_end_of`.
+        # Correct the result for rounding: it must agree with the ends that `_end_of` computes.
         while done and began_at + done * step_s + more_s * (done * (done - 1) // 2) > now:
             done -= 1
         while done + 1 < steps and began_at + (done + 1) * step_s + more_s * ((done + 1) * done // 2) <= now:
@@ -394,7 +397,7 @@ class ContinuousBatching:
     # Answers
 
     def _start_writing(self, job: Job, seat: Seat) -> bool:
-        """Let a job that has read its prompt write its first token. True if that was its last."""
+        """Let a job that has read its prompt write its first token. Returns True if that is also its last token."""
         job.generated += 1
         rest = job.output_tokens - job.generated
         if not rest:
@@ -416,7 +419,8 @@ class ContinuousBatching:
         return False
 
     def _grow_answers(self) -> bool:
-        """Allocate blocks for the tokens that this step adds to answers. False if a job was preempted to make room."""
+        """Allocate blocks for the tokens that this step adds to answers. Returns False if a job was preempted to make
+        room."""
         due = self._step % self._size
         room = True
         while self._blocks_due[due] > self.cache.room:
@@ -432,7 +436,7 @@ class ContinuousBatching:
         self.counts.preemptions += 1
 
     def _leave(self, job: Job) -> None:
-        """Take a job's seat away; `generated` is its number of tokens so far."""
+        """Take a job's seat away, and set `generated` to the job's number of tokens so far."""
         seat = self._seats[job]
         if seat.since < 0:
             if self._partial is job:
@@ -459,7 +463,7 @@ class ContinuousBatching:
         self._forget(job, seat, tokens)
 
     def _forget(self, job: Job, seat: Seat, tokens: int) -> None:
-        """Free a job's blocks; full ones may be reused by other prompts."""
+        """Free a job's blocks. Other prompts may reuse full blocks."""
         del self._seats[job]
         cache = self.cache
         if len(job.hashes) > (0 if seat.run is None else seat.run.end):

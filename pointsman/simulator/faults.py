@@ -1,8 +1,9 @@
 """The faults that can be injected.
 
-A fault is `{"fault": NAME}` with optional fields: `on` (work, health, metrics, models, all; default work), and `count`
-(the next n requests), `probability` and `seconds` (from now), which limit it; else it lasts until it is cleared. Faults
-of the first table also take `afterTokens`: they strike after n tokens of an answer; without it, instead of the answer.
+A fault is `{"fault": NAME}` with optional fields. `on` says which requests it affects (work, health, metrics, models,
+all; default work). `count` (the next n requests), `probability` and `seconds` (from now) limit the fault; without them,
+it lasts until it is cleared. Faults of the first table also accept `afterTokens`: with this field they strike after n
+tokens of an answer, and without it they replace the answer.
 """
 
 import os
@@ -37,11 +38,11 @@ class Fault:
         self.status: int = fields.get("status", 500)
         self.retry_after_s: int | None = fields.get("retryAfter")
         self.kept: bytes | None = None
-        """The answer of its first strike, for `stale`."""
+        """The answer at the fault's first strike, for `stale`."""
         self.fields = dict(fields)
 
     def strikes(self, place: str, now: float, chance: Callable[[], float]) -> bool:
-        """Whether the fault applies to this request, which is counted."""
+        """Whether the fault applies to this request. If so, the request is counted."""
         if self.on not in (place, "all") or self.is_over(now):
             return False
         if self.probability < 1.0 and chance() >= self.probability:
@@ -89,14 +90,14 @@ def end(answering: "Answering", _: Fault) -> None:
 
 
 def garbage(answering: "Answering", _: Fault) -> None:
-    """Bytes that are not HTTP, then the connection is closed."""
+    """The server sends bytes that are not HTTP, then closes the connection."""
     answering.stop()
     answering.connection.write(NONSENSE)
     answering.connection.close()
 
 
 def drip(answering: "Answering", fault: Fault) -> None:
-    """A byte every `delayMs` (default 1000), which never complete an event or the answer."""
+    """The server sends a byte every `delayMs` (default 1000). The bytes never complete an event or the answer."""
     half = answering.stop()
     if answering.stream is None and not half:
         answering.connection.write(head_for(1 << 20))
@@ -130,14 +131,14 @@ ANY_TIME: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 
 def status(answering: "Answering", fault: Fault) -> None:
-    """An error with this `status` (default 500), and with a Retry-After of `retryAfter` if given."""
+    """The answer is an error with this `status` (default 500); its Retry-After is `retryAfter` if that is given."""
     body = error_body(fault.status, f"a fault makes this server answer {fault.status}")
     lines = b"" if fault.retry_after_s is None else b"retry-after: %d\r\n" % fault.retry_after_s
     answering.connection.answer(fault.status, body, lines=lines)
 
 
 def garbage_body(answering: "Answering", _: Fault) -> None:
-    """200, and a meaningless body."""
+    """The answer has status 200 and a meaningless body."""
     answering.connection.answer(200, NONSENSE)
 
 
@@ -159,13 +160,13 @@ def slow_headers(answering: "Answering", fault: Fault) -> None:
 
 
 def slow_tokens(answering: "Answering", fault: Fault) -> None:
-    """Leave at least `delayMs` (default 1000) between two tokens."""
+    """At least `delayMs` (default 1000) pass between two tokens."""
     answering.token_delay_s = fault.delay_s
     answering.answer()
 
 
 def stale(answering: "Answering", fault: Fault) -> None:
-    """The same metrics as at the first strike."""
+    """The metrics stay the same as at the first strike."""
     fault.kept = fault.kept or answering.server.metrics().encode()
     answering.connection.answer(200, fault.kept, b"text/plain; version=0.0.4")
 
@@ -184,7 +185,7 @@ AT_THE_START: Mapping[str, Callable[["Answering", Fault], None]] = {
 
 
 def refuse(server: "SimulatedServer", fault: Fault) -> None:
-    """The server stops listening, for `seconds` if given; answers in flight continue."""
+    """The server stops listening, only for `seconds` if that is given. Answers in flight continue."""
     server.stop_listening(fault.until)
 
 
@@ -199,7 +200,7 @@ _NUMBERS: Mapping[str, tuple[bool, float, float]] = {
     "status": (True, 100, 599),
     "retryAfter": (True, 0, float("inf")),
 }
-"""(whether whole numbers only, minimum, maximum)"""
+"""For each field: whether only whole numbers are allowed, the minimum and the maximum."""
 
 
 def read_fault(fields: object, now: float) -> Fault:
@@ -229,7 +230,7 @@ def read_fault(fields: object, now: float) -> Fault:
 
 
 class Faults:
-    """The active faults, in order; the first that strikes a request applies."""
+    """The active faults, in order. The first fault that strikes a request applies."""
 
     def __init__(self, seed: str) -> None:
         self._on: list[Fault] = []
@@ -247,7 +248,7 @@ class Faults:
         return [fault.fields for fault in self._current(now)]
 
     def strike(self, place: str, now: float) -> Fault | None:
-        """The fault that strikes this request; None if none does."""
+        """The fault that strikes this request; None if no fault strikes it."""
         if not self._on:
             return None
         return next((fault for fault in self._current(now) if fault.strikes(place, now, self._chance)), None)

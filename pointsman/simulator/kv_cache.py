@@ -1,12 +1,12 @@
 """The blocks of a KV cache: owners, content, and eviction, as in vLLM.
 
-A block is in use by running jobs, or free. A free block may still hold part of a text that may be requested again. Free
-blocks without such a text are taken first; then the others in the order in which they were freed, the end of a text
-before its beginning.
+A block is free, or running jobs use it. A free block may still hold part of a text that may be requested again. Free
+blocks without such a text are taken first. The other free blocks follow in the order in which they were freed; the end
+of a text is freed before its beginning.
 
-Blocks with equal owners are kept together, as a run. Runs form a tree: a run continues the text of its parent, and is
-found from there by its first block. A job refers to the last run of its text and, through it, to all before it: its
-cost is that of its runs, not of its blocks.
+Blocks with equal owners are kept together as a run. Runs form a tree: a run continues the text of its parent, and its
+first block is the key under which the parent has it. A job refers to the last run of its text and, through this run, to
+all earlier runs. So the cost of a job depends on the number of its runs, not of its blocks.
 """
 
 from collections import OrderedDict
@@ -22,14 +22,14 @@ class BlockRun:
         self, hashes: tuple[int, ...], begin: int, end: int, parent: "BlockRun | None", users: int = 1
     ) -> None:
         self.hashes = hashes
-        """Hashes of the whole text, of which this run is the part from `begin` to `end`."""
+        """Hashes of the whole text. This run is the part of it from `begin` to `end`."""
         self.begin = begin
         self.end = end
         self.parent = parent
         self.users = users
-        """Jobs that use it. Never more than those of its parent."""
+        """The number of jobs that use this run. It is never greater than the number for the parent."""
         self.following: dict[int, BlockRun] | None = None
-        """The runs that continue its text, by their first block; None: it has had none yet."""
+        """The runs that continue this run's text, by their first block; None before the first of them."""
 
 
 class Cached(NamedTuple):
@@ -37,7 +37,7 @@ class Cached(NamedTuple):
 
     blocks: int
     run: BlockRun | None
-    """The run that has its last block; None if there is none."""
+    """The run with the last cached block; None if no block is cached."""
 
 
 NOTHING = Cached(0, None)
@@ -50,13 +50,13 @@ class Lease:
 
     def __init__(self) -> None:
         self.run: BlockRun | None = None
-        """The last run of its text that other jobs may use too; None if there is none."""
+        """The last run of the job's text that other jobs may also use; None if there is no such run."""
         self.own = 0
-        """Number of further blocks, which only this job uses."""
+        """The number of further blocks, which only this job uses."""
 
     @property
     def shared(self) -> int:
-        """Number of blocks at the beginning that other jobs may use too."""
+        """The number of blocks, from the beginning of the text, that other jobs may also use."""
         return 0 if self.run is None else self.run.end
 
 
@@ -93,7 +93,7 @@ class KvCache:
         return -(-tokens // self.block_size)
 
     def known(self, hashes: tuple[int, ...], limit: int) -> Cached:
-        """The cached beginning of a text, at most `limit` blocks."""
+        """The cached beginning of a text, of at most `limit` blocks."""
         most = len(hashes)
         if most > limit:
             most = limit
@@ -121,7 +121,7 @@ class KvCache:
         return Cached(at, last) if last is not None else NOTHING
 
     def lease(self, lease: Lease, cached: Cached, blocks: int) -> bool:
-        """Allocate blocks, of which the first ones are cached. False if there is not enough room."""
+        """Allocate blocks, the first of which are cached. Returns False if there is not enough room."""
         known, last = cached
         if last is not None:
             if self.used + blocks - known + (0 if last.users else _idle_to(last, known)) > self.capacity:
@@ -149,7 +149,7 @@ class KvCache:
             self._evict(-self._blank)
 
     def publish(self, lease: Lease, hashes: tuple[int, ...], blocks: int) -> None:
-        """Let other jobs share the first `blocks` blocks, unless another job has the same."""
+        """Let other jobs share the first `blocks` blocks, unless another job already shares the same blocks."""
         run = lease.run
         begin = 0 if run is None else run.end
         if blocks > len(hashes):
@@ -161,7 +161,7 @@ class KvCache:
         elif run.following:
             following = run.following
         elif run.users == 1 and run.hashes is hashes:
-            run.end = blocks  # no other job uses it: no second run is needed
+            run.end = blocks  # no other job uses this run, so no second run is needed
             lease.own -= blocks - begin
             return
         else:
@@ -172,7 +172,7 @@ class KvCache:
             lease.own -= blocks - begin
 
     def release(self, lease: Lease) -> None:
-        """Free the blocks of a job; those of shared texts are found again until the room is needed."""
+        """Free the blocks of a job. Blocks of shared texts can be found again until their room is needed."""
         free = self._free
         used, self._blank = self.used - lease.own, self._blank + lease.own
         lease.own = 0
@@ -186,7 +186,7 @@ class KvCache:
         self.used = used
 
     def _split(self, run: BlockRun, at: int) -> BlockRun:
-        """Divide a run. The job that asked for it uses the first part at once; the second keeps its place."""
+        """Divide a run. The job that needs this uses the first part at once; the second part keeps its place."""
         parent = run.parent
         first = BlockRun(run.hashes, run.begin, at, parent, run.users)
         siblings = self._first if parent is None else parent.following
@@ -216,7 +216,8 @@ class KvCache:
 
 
 def _idle_to(last: BlockRun, known: int) -> int:
-    """How many of the first blocks of a text, up to a part of its last run, are free, if that run is."""
+    """The number of free blocks at the end of a text's first blocks, if the last run is free. `known`: the number of
+    these first blocks, which may end within the last run."""
     idle, run = known - last.begin, last.parent
     while run is not None and not run.users:
         idle += run.end - run.begin

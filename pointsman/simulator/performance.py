@@ -9,9 +9,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 KV_TOKENS_IF_UNKNOWN = 262_144
-"""Tokens in the KV cache, if the constants do not say."""
+"""The size of the KV cache in tokens, if the constants do not have it."""
 
-# Not pathlib: that would be a thirtieth of the memory of a simulated engine.
+# No pathlib here: it would take a thirtieth of the memory of a simulated engine.
 _CONSTANTS = os.path.join(os.path.dirname(__file__), "engine_constants.json")  # noqa: PTH118, PTH120
 
 
@@ -33,9 +33,10 @@ class Hardware(NamedTuple):
     kv_tokens: int = KV_TOKENS_IF_UNKNOWN
 
     def step_ms(self, tokens: float, attended: float, context: float, decoding: int) -> float:
-        """The duration of a step that computes `tokens`, of which `decoding` extend answers with `context` tokens.
+        """The duration of a step that computes `tokens`. `decoding` of these tokens extend answers, whose contexts have
+        `context` tokens together.
 
-        `attended` is the sum over prompts of n * (p + n / 2): n tokens computed now, p computed before.
+        `attended` is the sum over prompts of n * (p + n / 2), for n tokens computed now and p tokens computed before.
         """
         matrices: float = (self.cw**4 + (self.cc * tokens) ** 4) ** 0.25
         return self.c0 + matrices + self.ca * attended + self.ck * context + self.cb * decoding
@@ -72,27 +73,28 @@ class Job:
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
-        """Number of output tokens, at least 1."""
+        """The number of output tokens, at least 1."""
         self.hashes = hashes if type(hashes) is tuple else tuple(hashes)
-        """Hashes of the full blocks of prompt and answer; texts are equal as far as their hashes are."""
+        """Hashes of the full blocks of prompt and answer. Two texts are equal as far as their hashes are equal."""
         self.owner = owner
-        """A value for the caller, which is not used here."""
+        """A value that only the caller uses."""
         self.arrived = 0.0
         self.cached_tokens = 0
         """Tokens of the prompt that did not have to be computed."""
         self.generated = 0
-        """Tokens written, as of its last admission or end; while it runs, `EngineStep.produced` reports each."""
+        """Number of tokens written when the job was last admitted, or when it ended. While the job runs,
+        `EngineStep.produced` reports each token."""
         self.transferred = 0
         """Tokens of the prompt that another engine has computed and whose KV has arrived."""
 
 
 class EngineStep(NamedTuple):
     at: float
-    """When it ended."""
+    """When the step ended."""
     produced: Sequence[Job]
     """Jobs with one more token."""
     finished: Sequence[Job]
-    """Those of the jobs that have all their tokens."""
+    """The jobs among these that now have all their tokens."""
 
 
 class EngineLoad(NamedTuple):
@@ -103,7 +105,7 @@ class EngineLoad(NamedTuple):
     kv_usage: float
     """0..1"""
     block_size: int = 0
-    """Tokens per KV block; 0 if it has none."""
+    """Tokens per KV block; 0 if the engine has no blocks."""
     num_blocks: int = 0
     until: float = inf
     """When the metrics change next, unless a job comes or goes earlier."""
@@ -121,7 +123,7 @@ class Counts:
 
 
 class Pace(Protocol):
-    """Decides when jobs get their tokens."""
+    """Determines when jobs get their tokens."""
 
     counts: Counts
 
@@ -138,15 +140,15 @@ class Pace(Protocol):
 
     @property
     def next_at(self) -> float | None:
-        """When `advance` next has something to report; None: not before the next job."""
+        """When `advance` next has something to report; None if it has nothing to report before the next job."""
         ...
 
     def load(self, now: float) -> EngineLoad:
-        """The load that its metrics report."""
+        """The load that the engine's metrics report."""
         ...
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
-        """Whether such a job could run alone."""
+        """Whether a job of this size could run if it were alone."""
         ...
 
     def submit(self, job: Job, now: float) -> None:
@@ -154,7 +156,7 @@ class Pace(Protocol):
         ...
 
     def cancel(self, job: Job, now: float) -> None:
-        """Remove a job; it gets no more tokens."""
+        """Remove a job, which then gets no more tokens."""
         ...
 
     def advance(self, now: float) -> list[EngineStep]:
@@ -180,7 +182,7 @@ class FixedPace:
         self._waiting: deque[Job] = deque()
         self._running: dict[Job, None] = {}
         self._due: list[tuple[float, int, Job]] = []
-        """A heap; the number keeps the order of jobs that are due together."""
+        """A heap of jobs by time; the number keeps the order of jobs that are due at the same time."""
         self._numbers = 0
 
     @property

@@ -1,4 +1,4 @@
-"""The pages of the server: the OpenAI API, health and metrics as vLLM has them, and faults."""
+"""The pages of the server: the OpenAI API, health and metrics in vLLM's form, and faults."""
 
 import json
 import time
@@ -46,7 +46,7 @@ def metrics(answering: Answering) -> None:
 
 
 def stats(answering: Answering) -> None:
-    """Numbers for tests that are not among the metrics."""
+    """Numbers that tests need and that the metrics do not have."""
     server, counters = answering.server, answering.server.counters
     numbers = {
         "requests": counters.requests,
@@ -67,7 +67,7 @@ def show_faults(answering: Answering) -> None:
 
 
 def add_faults(answering: Answering) -> None:
-    """One fault, or a list of them."""
+    """Add the faults in the body: one fault, or a list of faults."""
     try:
         answering.server.add_faults(json.loads(bytes(answering.request.body)))
     except ValueError as error:
@@ -98,7 +98,7 @@ ROUTES: Routes = MappingProxyType(
 
 
 def _check_model(answering: Answering, model: str) -> None:
-    """Check the model as vLLM does: a request that names none is for the one that is served."""
+    """Check the model as vLLM does: a request that names no model is for the served model."""
     if model not in ("", answering.server.settings.model):
         raise BadCompletionRequest(404, f"The model `{model}` does not exist.", "model")
 
@@ -146,7 +146,7 @@ class _Writing:
     def begin(self, prompt_tokens: int) -> None:
         answering = self._answering
         if self._request.stream:
-            # Engines send the head at once, long before the first token.
+            # Real engines send the head at once, long before the first token.
             lines = b"content-type: %b\r\n" % CONTENT_TYPE
             answering.stream = ResponseStream(answering.connection, lines)
             if self._strikes_at == 0:
@@ -165,7 +165,7 @@ class _Writing:
             self._answering.later(self._answering.token_delay_s, self._write_held)
 
     def so_far(self) -> bytes:
-        """Half of the answer, if it is not a stream and has begun."""
+        """Half of the answer, if the answer has begun and is not a stream."""
         if self._request.stream or self._written == 0:
             return b""
         body = self._wording.whole(self._tokens, self._reason, self._usage())
@@ -178,7 +178,7 @@ class _Writing:
             self._answering.later(self._answering.token_delay_s, self._write_held)
 
     def _write_next(self) -> None:
-        """Write the next word; after the last one, the end."""
+        """Write the next word. After the last word, also write the end."""
         stream = self._answering.stream
         if self._strikes_at is not None and self._written >= self._strikes_at:
             self._strike()
@@ -228,7 +228,7 @@ class _Writing:
 
 
 class _Embedding:
-    """An answer of vectors, complete as soon as the input is read."""
+    """An answer of vectors, which is complete as soon as the input is read."""
 
     def __init__(self, answering: Answering, texts: list[str], as_base64: bool) -> None:
         self._answering = answering

@@ -1,7 +1,7 @@
 """The server: requests, the tokens that the pace produces for them, and the faults that strike.
 
 Everything happens in callbacks of one loop: a request arrives, the timer of the pace's next step fires, or a client
-disconnects. Times are simulated: those of the loop's clock, held back while the machine cannot keep up.
+disconnects. Times are simulated: they follow the loop's clock, but wait while the machine cannot keep up.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class SimulatedCounters:
         self.requests = 0
         """Requests for work: chat, completions, embeddings."""
         self.ended = {"stop": 0, "length": 0, "abort": 0}
-        """abort: the client disconnected before the end."""
+        """Ended requests by reason; abort means that the client disconnected before the end."""
         self.prompt_tokens = 0
         self.written_tokens = 0
         self.faults: dict[str, int] = {}
@@ -110,7 +110,7 @@ class Work(Protocol):
 
 
 class Answering:
-    """One request, until it is answered or given up."""
+    """One request, until it is answered or abandoned."""
 
     def __init__(
         self,
@@ -123,17 +123,17 @@ class Answering:
         self.connection = connection
         self.request = request
         self.fault: Fault | None = None
-        """Strikes after `after_tokens` tokens."""
+        """The fault that strikes after `after_tokens` tokens; None if there is none."""
         self.token_delay_s = 0.0
         self.stream: ResponseStream | None = None
-        """None until the head of a stream was sent."""
+        """The stream of the answer; None until its head was sent."""
         self.job: Job | None = None
         self._answer = answer
         self._work: Work | None = None
         self._timers: set[asyncio.TimerHandle] = set()
 
     def answer(self) -> None:
-        """Answer as if nothing were wrong."""
+        """Answer without a fault."""
         try:
             self._answer(self)
         except BadCompletionRequest as refused:
@@ -152,7 +152,7 @@ class Answering:
         self.connection.serving = self
 
     def start(self, work: Work, prompt: str, prompt_tokens: int, output_tokens: int) -> Job:
-        """Give work to the pace. `prompt`: text that later prompts may begin with."""
+        """Give work to the pace. `prompt`: a text with which later prompts may begin."""
         settings = self.server.settings
         hashes = block_hashes(prompt, settings.block_size) if settings.hashes_prompts else ()
         self._work = work
@@ -176,7 +176,8 @@ class Answering:
         self.server.counters.ended[reason] += 1
 
     def stop(self) -> bool:
-        """Stop working on it, and send what it has written. True if that is half of an answer in one piece."""
+        """Stop the work on the answer, and send what is written. Returns True if that is half of an answer in one
+        piece."""
         self.connection.serving = None
         for timer in self._timers:
             timer.cancel()
@@ -202,13 +203,13 @@ class Answering:
 
 
 MAX_BEHIND_S = 0.05
-"""If the machine lags by more than this, simulated time waits for it."""
+"""If the machine lags by more than this, simulated time waits for the machine."""
 
 
 class Settings(NamedTuple):
     model: str
     output_tokens: int
-    """Length of an answer without max_tokens."""
+    """The length of an answer if the request has no max_tokens."""
     context_tokens: int
     block_size: int
     kv_tokens: int
@@ -218,7 +219,7 @@ class Settings(NamedTuple):
 
 class SimulatedRoute(NamedTuple):
     place: str
-    """The name of the page in faults; empty if no fault can strike it."""
+    """The name of the page in faults; empty if no fault can strike the page."""
     answer: Callable[[Answering], None]
 
 
@@ -293,13 +294,13 @@ class SimulatedServer:
     # Listening
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections. Returns the port."""
+        """Start to accept connections. Returns the port."""
         taken = await self._http.listen(host, port)
         self._address = (host, taken)
         return taken
 
     def stop_listening(self, until: float | None) -> None:
-        """Refuse connections until this time, or for good if it is None, and close idle ones."""
+        """Refuse connections until this time, or for good if the time is None, and close idle connections."""
         self._http.stop_listening()
         for connection in list(self._http.connections):
             connection.drain()
@@ -342,7 +343,7 @@ class SimulatedServer:
         self.counters.faults[fault.name] = self.counters.faults.get(fault.name, 0) + 1
 
     def add_faults(self, faults: object) -> None:
-        """Switch faults on: one, or a list. Raises ValueError if any is not valid, and adds none."""
+        """Switch on one fault or a list of faults. If a fault is not valid, raises ValueError and adds no fault."""
         read = [read_fault(one, self.clock.now()) for one in (faults if isinstance(faults, list) else [faults])]
         for fault in read:
             if fault.name in AT_ONCE:

@@ -1,7 +1,7 @@
 """The format between gateway, replicas and handles: calls, and values as blobs.
 
-Enters: values of user code. Leaves: bytes, and from them the same values, type for type. The one rule: only replicas
-decode blobs that are not plain (`decode_value`), because those may contain code.
+Enters: values from user code. Leaves: bytes, and the same values restored from them, with the same types. The one rule:
+only replicas decode blobs that are not plain (`decode_value`), because such blobs may contain code.
 """
 
 from pointsman.wire.blobs import (

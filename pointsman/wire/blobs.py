@@ -2,12 +2,12 @@
 
     0  msgpack       None, bool, int of 64 bits, float, str, bytes, list, dict with str keys; small arrays as Ext 2
     1  pickle        anything else that has no buffers
-    2  with buffers  pickle, and the buffers of arrays beside it: large ones in shared memory, small ones behind it
-    3  composed      a list or dict with other blobs in it, made by the gateway, which does not decode them
+    2  with buffers  pickle, and the buffers of arrays: large ones in shared memory, small ones after the pickle
+    3  composed      a list or dict with other blobs in it; the gateway makes it without decoding those blobs
 
-Arrays arrive read-only. Large ones are shared, and code that writes to its arguments must not work for small inputs and
-fail for large ones: copy an array before changing it. (Arrays that are not contiguous, and those of dates or objects,
-have no buffer to share: they are pickled, and arrive as copies.)
+All arrays arrive read-only, because large ones are shared: code that writes to its arguments fails for small arrays
+too, and not only for large ones. Copy an array before changing it. (Arrays that are not contiguous, and arrays of dates
+or objects, have no buffer to share: they are pickled, and arrive as copies.)
 """
 
 import pickle
@@ -47,8 +47,8 @@ _SIZES = {
     for kind, sizes in {"b": "1", "i": "1 2 4 8", "u": "1 2 4 8", "f": "2 4 8 16", "c": "8 16 32"}.items()
     for size in sizes.split()
 }
-"""The kinds of simple numbers that arrays may have, and their bytes. Numpy itself accepts descriptions of any
-complexity."""
+"""The types of booleans and numbers that arrays may have, with the size of each type in bytes. Numpy itself accepts
+descriptions of any complexity."""
 _Dtype = Annotated[str, Meta(min_length=3, max_length=4)]
 """Byte order, kind and size, such as <f8."""
 _Shape = Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=32)]
@@ -58,7 +58,7 @@ class _Buffers(msgspec.Struct, array_like=True):
     file: str
     """The file in shared memory; empty if the buffers are inline."""
     home: str
-    """The node whose memory it is in; empty if there is only one node."""
+    """The home of the node whose memory has the file; empty if there is only one node."""
     length: int
     spans: list[Span]
     pickled: bytes
@@ -78,7 +78,7 @@ class StoredFile(msgspec.Struct, array_like=True, frozen=True):
     length: Annotated[int, Meta(ge=0)]
 
     def __str__(self) -> str:
-        """All of it as one name, for `SharedMemory.remove`."""
+        """File and home as one name, for `SharedMemory.remove`."""
         return f"{self.file}@{self.home}" if self.home else self.file
 
 
@@ -104,7 +104,7 @@ def encode_value(value: Any, shared: SharedBuffers | None = None) -> bytes:
 
     try:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=is_inline)
-    except Exception as error:  # whatever a user's class raises while it is pickled
+    except Exception as error:  # a user's class may raise anything while it is pickled
         raise Unsendable(
             f"a value of type {type(value).__name__} cannot be sent to another process: {error}"
         ) from error
@@ -145,8 +145,8 @@ def decode_value(blob: Bytes, shared: BufferSource | None = None) -> Any:
 
 
 def files_of(blob: Bytes) -> str | None:
-    """The file of a blob in shared memory, found without running any code, as `SharedMemory.remove` takes it; None if
-    it has none."""
+    """The name of a blob's file in shared memory, for `SharedMemory.remove`; None if the blob has no file. Runs no code
+    of the blob."""
     stored = _stored(blob)
     return None if stored is None else str(stored)
 
@@ -169,7 +169,7 @@ def files_inside(blob: Bytes) -> Iterator[StoredFile]:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnreadableBlob(f"a value cannot be read: {shown(str(error))}") from None
         for part in parts:
-            if part and part[0] != KIND_COMPOSED:  # the gateway does not nest them
+            if part and part[0] != KIND_COMPOSED:  # the gateway does not nest composed blobs
                 yield from files_inside(part)
     elif (stored := _stored(blob)) is not None:
         yield stored
@@ -196,7 +196,7 @@ def _decompose(rest: memoryview, shared: BufferSource | None) -> Any:
 
 
 def written_path(path: Sequence[Access]) -> bytes:
-    """The part of a value, as a placeholder has it behind the number of its blob; empty: all of it."""
+    """The path to a part of a value. A placeholder has it after the number of its blob; empty for the whole value."""
     return msgspec.msgpack.encode([(access.key, access.attribute) for access in path]) if path else b""
 
 
@@ -208,7 +208,7 @@ def read_path(data: Bytes) -> tuple[Access, ...]:
 
 
 def encode_plain(value: Any) -> bytes:
-    """A value as a plain blob. Raises `Unsendable`, which says what is not plain."""
+    """A value as a plain blob. Raises `Unsendable`, which names the part that is not plain."""
     if _bytes_of_arrays(value) < 0:
         raise Unsendable(_plainness_problem(value, "the value"))
     try:
@@ -228,7 +228,7 @@ def decode_plain(blob: Bytes) -> Any:
 
 
 def _bytes_of_arrays(value: Any) -> int:
-    """Bytes of the arrays in a plain value; -1 if it is not plain."""
+    """Bytes of the arrays in a plain value; -1 if the value is not plain."""
     return _measured(value, getattr(sys.modules.get("numpy"), "ndarray", None), 0)
 
 
@@ -262,13 +262,13 @@ def _measured(value: Any, array: type | None, depth: int) -> int:
 
 
 def _is_simple(array: Any) -> bool:
-    """Whether shape, type and bytes describe it completely."""
+    """Whether shape, type and bytes describe the array completely."""
     dtype = array.dtype
     return bool(dtype.kind in "biufc" and array.flags.c_contiguous and array.size and dtype.metadata is None)
 
 
 def _plainness_problem(value: Any, where: str, depth: int = 0) -> str:
-    """Why a value is not plain: its first part that is not; empty if all parts are."""
+    """The first part of a value that is not plain, and why it is not; empty if all parts are plain."""
     if type(value) in (list, dict) and depth > MAX_DEPTH:
         return f"{where} is nested more than {MAX_DEPTH} deep"
     if type(value) is dict:
@@ -319,14 +319,14 @@ def load_arrays() -> None:
 
 
 def array_from_ext(data: memoryview) -> Any:
-    """The array in an extension. Raises ValueError, whatever is wrong with the bytes."""
+    """The array in an extension. If anything is wrong with the bytes, raises ValueError."""
     dtype, shape, content = _decode_array(data)
     size = _SIZES.get(dtype[1:])
     if size is None or dtype[0] not in ("<>" if size > 1 else "|"):
         raise ValueError(f"{dtype!r} is not a type of simple numbers")
     if prod(shape) * size != content.nbytes:
         raise ValueError(f"an array of {dtype} in the shape {shape} does not have {content.nbytes} bytes")
-    import numpy  # not for what is refused: that may come before numpy is loaded
+    import numpy  # only after the checks: bytes that are refused may arrive before numpy is loaded
 
     return numpy.frombuffer(content.toreadonly(), dtype).reshape(shape)
 
@@ -346,22 +346,22 @@ _decode_path = Decoder(list[tuple[int | str, bool]]).decode
 _decode_file = Decoder(StoredFile).decode
 
 
-# Values of clients: how many there are is checked before any is made
+# Values from clients: the number of values is checked before the first one is created
 
 MAX_CONTAINERS, MAX_VALUES = 30_000, 2_000_000
-"""Lists and mappings in the arguments of a client, and all values in them. An empty list takes one byte of a body and
-64 of memory; many numbers belong in an array."""
+"""Maximum number of lists and mappings in the arguments of a client, and of all values in them. An empty list takes one
+byte of a body, but 64 bytes of memory. Many numbers belong in an array."""
 MAX_LONG_STRINGS = 100_000
-"""Maximum strings of 32 bytes and more, and byte strings, in binary: they are counted one by one, too."""
+"""Maximum number of byte strings and of strings with 32 bytes or more, in msgpack. They are counted one by one."""
 UNCHECKED_BYTES = 64 * 1024
-"""A shorter body cannot have too many."""
+"""A body of up to this many bytes cannot have too many values."""
 _RUN = re.compile(
     rb"(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1].{2}|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8}|"
     + b"|".join(b"\\x%02x.{%d}" % (0xA0 + length, length) for length in range(32))
     + b")++",
     re.DOTALL,
 )
-"""Numbers, constants and short strings of msgpack, as many as follow each other."""
+"""A run of successive numbers, constants and short strings in msgpack."""
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
 """Type codes of byte strings, longer strings and extensions, which are skipped."""
 _COUNT_BYTES = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}

@@ -25,24 +25,24 @@ from pointsman.wire.failures import raised_by
 from pointsman.wire.shared_memory import BufferSource, UnreadableBlob
 
 Form: TypeAlias = Literal["blob", "value", "json", "whole", "events", "pieces"]
-"""The form of an answer. blob: one value for the next step; value: the same without shared memory, for an outside
-program; json: for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent; pieces: a value per
-piece."""
+"""The form of an answer. blob: one value for the next step; value: one value without shared memory, for an outside
+program; json: JSON for a client, perhaps in pieces; whole: JSON in one piece; events: server-sent events; pieces: one
+value per piece."""
 COLLECTED: frozenset[Form] = frozenset({"blob", "value", "whole"})
-"""Forms in which the values of a generator are one list."""
+"""In these forms, the values of a generator become one list."""
 
 ARGUMENTS = "application/x-pointsman-arguments"
 """The content type of the arguments of a handle's call: a plain blob of args and kwargs."""
 BLOB = "application/x-pointsman-blob"
 PIECES = "application/x-pointsman-pieces"
-"""Pieces, each with its length in 4 bytes before it. None is in shared memory. `FAILED` in place of a length: the body
-of an error follows, also with its length, and nothing after it."""
+"""The content type of pieces. Each piece follows its length in 4 bytes, and no piece is in shared memory. If `FAILED`
+takes the place of a length, the status, length and body of an error follow, and the answer ends there."""
 FAILED = b"\xff\xff\xff\xff"
 FAILED_LINE = b"x-pointsman-failed"
-"""A replica sends it after the last piece if code raises then: the status, and the body of the error as base64. So the
-answer ends like any other, and the error is that of the call, not of the connection."""
+"""If code raises after some pieces were sent, the replica sends this trailer after the last piece, with the status, and
+the body of the error as base64. So the answer ends normally: the call has failed, but the connection has not."""
 MAX_FAILURE_BYTES = 32 * 1024
-"""Maximum bytes of the body of such an error; beyond it, its traceback is left out."""
+"""Maximum bytes of the body of such an error. If the body is larger, its traceback is left out."""
 
 EXT_HANDLE = 3
 MAX_BLOBS = 10_000
@@ -52,25 +52,26 @@ _encode = Encoder(enc_hook=array_as_ext).encode
 
 
 class BlobAt(msgspec.Struct, frozen=True):
-    """Stands for the value of a blob of the call in a template."""
+    """In a template, stands for the value of one of the call's blobs."""
 
     index: int
     path: tuple[Access, ...] = ()
-    """The part of it; empty: all of it."""
+    """The path to the wanted part of the value; empty for the whole value."""
 
     def of(self, value: Any) -> Any:
         return result_part(value, self.path)
 
 
 class HandleAt(msgspec.Struct, frozen=True):
-    """Stands for a handle to a node, or to a model, in a template."""
+    """In a template, stands for a handle to a node or to a model."""
 
     name: str
     model: bool = False
 
 
 class HttpHead(msgspec.Struct, array_like=True, frozen=True):
-    """The request of a client, for code that makes the input. Its body is the first blob of the call."""
+    """A client's request, for code that makes the input from it. The body of the request is the first blob of the
+    call."""
 
     method: str
     path: str
@@ -96,21 +97,21 @@ class CallHead(msgspec.Struct, array_like=True, kw_only=True):
     kwargs: Raw = NO_KWARGS
     """A template that is a dict."""
     blobs: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_BLOBS)] = []
-    """Their lengths; set by `encode_call`."""
+    """The lengths of the call's blobs; `encode_call` sets them."""
     form: Form = "blob"
     request_id: str = ""
     deadline_s: Annotated[float, Meta(ge=-1e13, le=1e13)] | None = None
-    """Time left until the deadline; None if there is none."""
+    """Time left until the deadline; None if the call has no deadline."""
     priority: int = 0
     tenant: str = ""
     app: str = ""
-    """The application, in calls through handles."""
+    """The application; set only in calls through handles."""
     node: str = ""
-    """The node that is called, in calls through handles."""
+    """The node that is called; set only in calls through handles."""
     step: str = ""
     """The step of the request; in calls through handles, the step that makes the call."""
     http: HttpHead | None = None
-    """Only in calls of code that makes the input of a request."""
+    """The client's request; set only in calls of code that makes the input of a request."""
 
 
 def encode_call(head: CallHead, blobs: Sequence[Bytes] = ()) -> bytes:
@@ -165,12 +166,12 @@ def arguments(
 
 
 def placeholder(index: int, path: tuple[Access, ...] = ()) -> Ext:
-    """Stands for the value of the n-th blob, or a part of it, in a template."""
+    """In a template, stands for the value of the n-th blob, or for a part of that value."""
     return Ext(EXT_BLOB, index.to_bytes(4, "little") + written_path(path))
 
 
 def placeholder_of_handle(name: str, *, model: bool = False) -> Ext:
-    """Stands for a handle to a node or a model in a template. The method that is called can use the handle."""
+    """In a template, stands for a handle to a node or a model. The method that is called can use the handle."""
     return Ext(EXT_HANDLE, f"{'model' if model else 'node'}:{name}".encode())
 
 
@@ -197,7 +198,7 @@ def _reference(code: int, data: memoryview) -> Any:
 
 
 def failed_after_pieces(status: int, body: bytes) -> bytes:
-    """The trailer of an answer in pieces that ended with an error of the code."""
+    """The trailer of an answer in pieces, if the user's code raised an error after the last piece."""
     if len(body) > MAX_FAILURE_BYTES:
         error = msgspec.json.decode(body)
         kept = {"type": error.get("type", ""), "message": str(error.get("message", ""))[: MAX_FAILURE_BYTES // 4]}
@@ -206,7 +207,7 @@ def failed_after_pieces(status: int, body: bytes) -> bytes:
 
 
 def failure_after_pieces(trailers: bytes) -> tuple[int, bytes] | None:
-    """Status and body of the error in these trailers; None if there is none."""
+    """Status and body of the error in these trailers; None if they have no error."""
     for line in trailers.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == FAILED_LINE:
@@ -219,19 +220,19 @@ def failure_after_pieces(trailers: bytes) -> tuple[int, bytes] | None:
 
 
 def failed_piece(status: int, body: bytes) -> bytes:
-    """The last piece, which marks the end of the pieces and has the error, if there is one."""
+    """The last piece of an answer that failed: it marks the end of the pieces, and contains the error."""
     return FAILED + status.to_bytes(2, "little") + len(body).to_bytes(4, "little") + body
 
 
 class PieceReader:
-    """Pieces from bytes as they arrive."""
+    """Divides bytes into pieces as they arrive."""
 
     def __init__(self, node: str = "") -> None:
         self._node = node
         self._held = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The blobs of complete pieces. After the last one, raises what the code has raised."""
+        """Yields the blobs of complete pieces. If the code has failed, raises its error after the last piece."""
         self._held += data
         while len(self._held) >= 4:
             if self._held.startswith(FAILED):

@@ -1,8 +1,8 @@
-"""Errors of a call, in the form in which its caller gets them.
+"""Errors of a call, in the form that the caller gets.
 
-Enters: what code has raised. Leaves: the same exception with its class and its message, if the caller can import the
-class, else `CallFailed`, which has both as text. The one rule: only the answer of a replica of this plane is restored,
-because restoring runs code; that of a model server or of a client never is.
+Enters: an exception that code has raised. Leaves: the same exception, with class and message, if the caller can import
+the class, else `CallFailed`, which has both as text. The one rule: exceptions are restored only from the answers of
+replicas of this plane, because restoring runs code; they are never restored from a model server or a client.
 """
 
 import io
@@ -20,17 +20,17 @@ from pointsman.errors import PointsmanError
 from pointsman.pipeline.flow import BadInput
 
 MAX_PICKLED = 16 * 1024
-"""Maximum bytes of an exception; a larger one is sent as text."""
+"""Maximum bytes of a pickled exception; a larger exception is sent only as text."""
 
 
 class CallFailed(PointsmanError):
-    """A call of a node or a model failed; the message is its own."""
+    """A call of a node or a model failed; the message is that of its error."""
 
     def __init__(self, message: str, *, status: int = 500, kind: str = "", node: str = "", trace: str = "") -> None:
         self.message = message
         self.status = status
-        """HTTP status: 500 the code raised, 404 no such method, 422 bad input, 503 no instance, 504 past the
-        deadline."""
+        """HTTP status: 500 if the code raised, 404 if there is no such method, 422 for bad input, 503 if there is no
+        instance, 504 after the deadline."""
         self.kind = kind
         """The class name of the error on the other side; empty if unknown."""
         self.node = node
@@ -57,16 +57,16 @@ class CallFailed(PointsmanError):
 
 
 class RefusedInput(CallFailed, BadInput):
-    """The input of a request lacks a part, or is not what its schema says."""
+    """The input of a request lacks a part, or does not match its schema."""
 
     @classmethod
     def of(cls, detail: Any, status: int = 422, node: str = "") -> "RefusedInput":
-        """The error for these problems, each with its field."""
+        """The error for these problems, each of which names its field."""
         return cls(_problems_in(detail), status=status, kind="BadInput", node=node)
 
 
 def raised_by(status: int, body: bytes, node: str = "") -> Exception:
-    """What code of a replica has raised, from the answer of the gateway to a handle."""
+    """The exception that the code of a replica has raised, restored from the gateway's answer to a handle."""
     failed = CallFailed.from_answer(status, body, node)
     error = _error_in(body) or {}
     restored = _restored(str(error.get("pickled") or ""))
@@ -79,12 +79,12 @@ def raised_by(status: int, body: bytes, node: str = "") -> Exception:
 
 
 def pickled(error: BaseException) -> str:
-    """An exception as text for `raised_by`; empty if it cannot be sent."""
+    """An exception as text for `raised_by`; empty if the exception cannot be sent in this way."""
     if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
         return ""
     try:
         made = pickle.dumps(error)
-    except Exception:  # the user's class may raise anything; the text is sent anyway
+    except Exception:  # the user's class may raise anything; the error is then sent as text only
         return ""
     return b64encode(made).decode() if len(made) <= MAX_PICKLED else ""
 
@@ -94,14 +94,14 @@ def _restored(text: str) -> Exception | None:
         return None
     try:
         found = ErrorUnpickler(io.BytesIO(b64decode(text))).load()
-    except Exception:  # the class cannot be imported here, or not be created from its arguments
+    except Exception:  # the class cannot be imported here, or the exception cannot be created from its arguments
         return None
     return found if isinstance(found, Exception) else None
 
 
 class ErrorUnpickler(pickle.Unpickler):
-    """Finds classes of the program that runs here under the names that replicas load its file by: importing the file
-    would run the program again."""
+    """Finds the classes of the running program. Replicas load its file under another module name, and importing that
+    module here would run the program again."""
 
     def find_class(self, module: str, name: str) -> Any:
         main = sys.modules.get("__main__")

@@ -1,7 +1,7 @@
-"""Shared memory of other nodes: fetched by replicas that need a file of it, and freed by gateways.
+"""Shared memory of other nodes: replicas fetch the files that they need from it, and gateways free the files.
 
-Enters: blobs whose files are in the memory of other nodes. Leaves: their content, over a connection that is kept open
-between requests. The one rule: which memory a file is in is decided by names of nodes, never by addresses.
+Enters: blobs whose files are in the memory of other nodes. Leaves: the content of these files, over a connection that
+stays open between requests. The one rule: the name of a node says which memory has a file; an address never does.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ from pointsman.wire.blobs import KIND_COMPOSED, KIND_WITH_BUFFERS, Bytes, Stored
 from pointsman.wire.shared_memory import BufferSource, SharedBuffers, UnreadableBlob, node_of
 
 FETCH_PATH, FREE_PATH = "/memory", "/memory/free"
-"""Pages of the server of a node. The body has the name of a file and its length, or names to free, one per line."""
+"""Pages of the server of a node. The body of a request has the name and length of a file to read, or the names of files
+to free, one per line."""
 FETCH_S = 60.0
 TRIES, AGAIN_S = 20, 0.1
 """Time limit for the server of a node to come back after its actor has died."""
@@ -39,7 +40,7 @@ class NodeClients:
         self.headers = f"x-pointsman-secret: {secret}\r\ncontent-type: text/plain\r\n"
 
     def to(self, home: str) -> HttpClient:
-        """Raises `UnreadableBlob` if that is not a home."""
+        """The client for the server of this home. Raises `UnreadableBlob` if the text is not a home."""
         address = home.rpartition(" ")[2]
         if address not in self._clients:
             try:
@@ -54,7 +55,7 @@ class NodeClients:
 
 
 class Fetched:
-    """A `BufferSource` for one call: the memory of this node, and files that were fetched from others."""
+    """A `BufferSource` for one call: the memory of this node, and files that were fetched from other nodes."""
 
     def __init__(self, shared: SharedBuffers, content: dict[StoredFile, memoryview]) -> None:
         self._shared, self._content = shared, content
@@ -72,7 +73,7 @@ class Fetcher:
         self._clients = NodeClients(secret)
 
     def elsewhere(self, blobs: Sequence[Bytes]) -> list[StoredFile]:
-        """Files that blobs need and this node does not have. Raises `UnreadableBlob`."""
+        """The files that these blobs need and that this node does not have. Raises `UnreadableBlob`."""
         return [
             file
             for blob in blobs
@@ -82,7 +83,7 @@ class Fetcher:
         ]
 
     async def source(self, files: Iterable[StoredFile]) -> BufferSource:
-        """The source for decoding blobs, once these files are here. Raises `UnreadableBlob`."""
+        """Fetches these files, and returns a source for decoding blobs. Raises `UnreadableBlob`."""
         wanted = list(dict.fromkeys(files))
         found = await asyncio.gather(*map(self._fetch, wanted))
         return Fetched(self.shared, dict(zip(wanted, found, strict=True)))
@@ -101,7 +102,7 @@ class Fetcher:
                 )
                 break
             except NoResponse as error:
-                if not left or error.error is None:  # there was a connection
+                if not left or error.error is None:  # the connection was made: the server is running
                     raise UnreadableBlob(f"a value cannot be fetched from {node_of(file.home)}: {error}") from error
                 await asyncio.sleep(AGAIN_S)
         if answer.status != 200 or len(answer.body) != file.length:
@@ -111,7 +112,7 @@ class Fetcher:
 
 
 class FilesOfNodes:
-    """`SharedMemory` of the runtimes, for gateways on several nodes: files are freed where they are."""
+    """`SharedMemory` of the runtimes, for gateways on several nodes: each file is freed on the node that has it."""
 
     def __init__(self, secret: str) -> None:
         self._clients = NodeClients(secret)
@@ -126,7 +127,7 @@ class FilesOfNodes:
             self._clients.to(home).exchange("POST", FREE_PATH, body, FREE_S, _left_to_the_sweep, headers)
 
     def remove_older_than(self, age_s: float) -> None:
-        """Does nothing: nodes do that themselves."""
+        """Does nothing: each node removes its own old files."""
 
 
 def _left_to_the_sweep(_: Reply) -> None:

@@ -1,13 +1,13 @@
-"""Large buffers in files that live in memory: one copy in, none out.
+"""Large buffers in files that are kept in memory: a sender copies a buffer once; a receiver on its node copies nothing.
 
 A sender copies its buffers into a file and sends the file's name; a receiver maps the file, read-only. The gateway
 removes the name when the request has ended. New memory costs ten times as much as copying, so a sender keeps its files
-(by a second, hidden name) and reuses one when its public name is removed and no receiver holds a lock on it. A
-receiver's lock lives as long as its mapping, and so as long as any array made from it.
+under a second, hidden name. It reuses a file when the public name is removed and no receiver holds a lock on the file.
+A receiver's lock lasts as long as its mapping, and the mapping lasts as long as any array made from it.
 
-On several nodes, a blob names the node whose memory its file is in: the `home` of a node is its name and the address of
-the server that sends files to other nodes. A receiver on the same node maps the file; another one fetches it
-(`node_memory.py`).
+On several nodes, a blob names the `home` of its file: the name of the node that has the file in its memory, and the
+address of the server that sends the node's files to other nodes. A receiver on the same node maps the file; a receiver
+on another node fetches it (`node_memory.py`).
 """
 
 import fcntl
@@ -36,17 +36,17 @@ KEPT_BYTES = 128 * 1024 * 1024
 ALIGNMENT = 64
 """Alignment of buffers, for vector instructions."""
 MAX_WASTE = 4
-"""How many times larger than its content a reused file may be."""
+"""The number of times by which a reused file may be larger than its content."""
 
 
 class Span(NamedTuple):
-    """Where a buffer is."""
+    """The position of a buffer in a file."""
 
     offset: int
     length: int
 
     def of(self, memory: memoryview) -> memoryview:
-        """The buffer, in the memory that has it. Raises `UnreadableBlob`."""
+        """The buffer with this position in a file's memory. Raises `UnreadableBlob`."""
         end = self.offset + self.length
         if not 0 <= self.offset <= end <= memory.nbytes:
             raise UnreadableBlob(f"a buffer of {self.length} bytes at {self.offset} is not in its shared memory")
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 
 def node_of(home: str) -> str:
-    """The node that has this memory."""
+    """The name of the node in this home."""
     return home.rpartition(" ")[0]
 
 
@@ -85,19 +85,19 @@ class BufferFiles:
 
 
 class _Kept:
-    """A file of this process. When it is reused it is mapped, so that copying into it touches no new memory."""
+    """A file of this process. A reused file is mapped, so that copying into it allocates no new memory."""
 
     def __init__(self, fd: int, size: int, hidden: str) -> None:
         self.size = size
         self.hidden = hidden
-        """The second name, by which it is kept."""
+        """The second name, which keeps the file when the public name is removed."""
         self._fd = fd
         self._is_new = True
         self._mapping: mmap.mmap | None = None
 
     def is_free(self) -> bool:
-        """Whether it can be reused; if so, it is locked from then on."""
-        if os.fstat(self._fd).st_nlink != 1:  # a receiver may still open it
+        """Whether the file can be reused. If it can, this call also locks it."""
+        if os.fstat(self._fd).st_nlink != 1:  # the public name exists, so a receiver may still open the file
             return False
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +106,7 @@ class _Kept:
         return True
 
     def fill(self, buffers: Sequence[memoryview], spans: Sequence[Span]) -> None:
-        """Copy buffers in, and unlock it. Raises OSError if there is no room."""
+        """Copy buffers into the file, and unlock it. Raises OSError if there is no room."""
         for buffer, (start, length) in zip(buffers, spans, strict=True):
             content = buffer.cast("B") if length else buffer
             if self._is_new:  # writing allocates memory without clearing it first, and fails if there is no room
@@ -133,7 +133,7 @@ class SharedBuffers:
     """The shared memory of one plane on one node, for one of its processes."""
 
     def __init__(self, folder: str | Path, home_file: str = "") -> None:
-        """`home_file`: the path of a file with the home of this node; empty if a plane has one node only."""
+        """`home_file`: the path of a file with the home of this node; empty if the plane has only one node."""
         self._folder = str(folder)
         self._home_file = home_file
         self._lock = threading.Lock()
@@ -142,7 +142,8 @@ class SharedBuffers:
         self._has_cleared = False
 
     def put(self, buffers: Sequence[memoryview]) -> tuple[str, int, list[Span]]:
-        """Copy buffers into a file. Returns its name, its length and their spans. Raises OSError if it is full."""
+        """Copy buffers into a file. Returns the file's name and length, and the buffers' spans. Raises OSError if the
+        memory is full."""
         spans, end = [], 0
         for buffer in buffers:
             spans.append(Span(end, buffer.nbytes))
@@ -161,11 +162,11 @@ class SharedBuffers:
 
     @property
     def home(self) -> str:
-        """Where other nodes find files of this one; empty if there are no others. Raises OSError if it is unknown."""
+        """The home of this node; empty if there are no other nodes. Raises OSError if the home is unknown."""
         return Path(self._home_file).read_text(encoding="utf-8") if self._home_file else ""
 
     def is_here(self, home: str) -> bool:
-        """Whether a file of that home is in this memory."""
+        """Whether the files of that home are in this node's memory."""
         try:
             return not home or node_of(home) == node_of(self.home)
         except OSError:
@@ -190,7 +191,7 @@ class SharedBuffers:
         except (OSError, ValueError):  # reused for something else, or truncated
             raise _gone(name) from None
         finally:
-            os.close(fd)  # the mapping keeps a copy of it, and with it the lock
+            os.close(fd)  # the mapping keeps a copy of the descriptor, and so the lock
 
     def remove(self, name: str) -> None:
         """Remove the public name of a file; mappings stay valid."""
@@ -199,14 +200,14 @@ class SharedBuffers:
                 os.unlink(f"{self._folder}/{name}")  # noqa: PTH108
 
     def close(self) -> None:
-        """Keep no files; what was sent stays until it is removed."""
+        """Stop keeping files for reuse. A file that was sent stays until its public name is removed."""
         with self._lock:
             for kept in self._kept:
                 kept.drop()
             self._kept.clear()
 
     def sweep(self) -> None:
-        """Empty the folder; only if nothing in it is needed any more."""
+        """Empty the folder. Call it only when no file in the folder is needed any more."""
         with suppress(FileNotFoundError):
             for file in Path(self._folder).iterdir():
                 with suppress(OSError):
@@ -246,7 +247,7 @@ class SharedBuffers:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name can be that of a file in shared memory; other files must not be touched."""
+    """Whether a name can be the name of a file in shared memory; other files must not be touched."""
     return 0 < len(name) <= 100 and "/" not in name and "\0" not in name and not name.startswith(".")
 
 

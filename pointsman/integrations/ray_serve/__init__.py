@@ -1,8 +1,8 @@
 """Our policies on plain Ray Serve, and Ray graphs on our planes.
 
-Enters: requests and measurements of Serve, and graphs that were written with Ray's or Serve's decorators. Leaves:
-replicas for requests, numbers of replicas, Serve applications, and pipelines. The one rule: Serve runs everything; our
-code decides, and where a policy fails, the default of Serve does.
+Enters: requests and measurements from Serve, and graphs that were written with Ray's or Serve's decorators. Leaves:
+replicas for requests, numbers of replicas, Serve applications, and pipelines. The one rule: Serve runs everything, and
+our code only decides. If a policy fails, Serve's default decides.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Names are looked up when they are first used: Ray is imported only then."""
+    """Look up a name when it is first used, so that Ray is imported only then."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,8 +1,8 @@
 """`app.to_ray_serve()`: a Pointsman pipeline as an application of plain Ray Serve.
 
-Enters: an application. Leaves: a bound Serve application: a deployment for each node, with its options and policies,
-and an ingress that runs the graph. The one rule: replicas load the code of nodes by its name, as those of our own
-runtimes do, from the folder of the application or from their working directory.
+Enters: an application. Leaves: a bound Serve application. It has a deployment for each node, with the node's options
+and policies, and an ingress that runs the graph. The one rule: replicas load the code of nodes by its name, from the
+folder of the application or from their working directory; the replicas of our own runtimes do the same.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ INGRESS_NAME = "ingress"
 
 
 class NodeHandle:
-    """A node, for the code of another one: `await handle.method(x)`, or `handle.method.remote(x).result()`."""
+    """A handle to a node, for the code of another node: `await handle.method(x)`, or
+    `handle.method.remote(x).result()`."""
 
     def __init__(self, handle: Any, method: str = CALL) -> None:
         self._handle = handle
@@ -60,7 +61,7 @@ class ServeNode:
     def __init__(self, node: Node, folder: str, python_path: Sequence[str], handles: Mapping[str, Any]) -> None:
         [body] = loaded([node.code], folder, python_path)
         self._threads = ThreadPoolExecutor(node.options.threads)
-        """A thread pool for plain code, with as many concurrent calls as its options allow."""
+        """A thread pool for plain code. It has as many threads as the node's options allow."""
 
         def handle(to: HandleTo) -> NodeHandle:
             return NodeHandle(handles[to.node])
@@ -70,7 +71,7 @@ class ServeNode:
             self._target = body(*filled(node.args, handle), **filled(node.kwargs, handle))
 
     async def call(self, method: str, args: Any, kwargs: Any) -> Any:
-        """One call of a method; `__call__` is the function or the object itself."""
+        """Call a method; `__call__` stands for the function or the object itself."""
         function = self._target if method == CALL else getattr(self._target, method)
         batched = batching_of(function) is not None  # Serve passes calls one at a time
         if batched:
@@ -100,7 +101,7 @@ def _to_completion(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 class ServeIngress:
-    """Takes requests by HTTP and by handle, and runs the graph."""
+    """Accepts requests over HTTP and through handles, and runs the graph."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class ServeIngress:
         python_path: Sequence[str],
         handles: Mapping[str, Any],
     ) -> None:
-        """`codes`: of preprocessor and schema; empty if there is none."""
+        """`codes`: the names of the code of preprocessor and schema; a name is empty if there is no such code."""
         wanted = [code for code in codes if code]
         found = dict(zip(wanted, loaded(wanted, folder, python_path), strict=True))
         self._preprocessor, self._schema = map(found.get, codes)
@@ -145,7 +146,8 @@ class ServeIngress:
 
 
 def loaded(codes: Sequence[str], folder: str, python_path: Sequence[str]) -> list[Any]:
-    """Code by its names: from the folder of the application if this machine has it, else from the working directory."""
+    """The code with these names, from the folder of the application, or from the working directory if this machine
+    lacks that folder."""
     here = Path(folder) if Path(folder).is_dir() else Path.cwd()
     sys.path[:0] = [root for one in python_path if (root := str((here / one).resolve())) not in sys.path]
     return load(codes, str(here))
@@ -155,7 +157,7 @@ def loaded(codes: Sequence[str], folder: str, python_path: Sequence[str]) -> lis
 
 
 def to_ray_serve(application: Application) -> Any:
-    """A bound Serve application, for `serve.run`. Raises `PointsmanError` for what Serve cannot run."""
+    """A bound Serve application, for `serve.run`. Raises `PointsmanError` if Serve cannot run the application."""
     graph, folder = application.graph, str(application.folder.absolute())
     _refuse(graph)
     bound: dict[str, Any] = {}
@@ -189,7 +191,7 @@ def _refuse(graph: Graph) -> None:
 
 
 def serve_options(name: str, options: NodeOptions) -> dict[str, Any]:
-    """The options of a Serve deployment for those of a node."""
+    """The options of a Serve deployment that correspond to the options of a node."""
     actor: dict[str, Any] = {"num_cpus": options.cpus, "num_gpus": options.gpu_share or options.gpus}
     if options.memory_bytes:
         actor["memory"] = options.memory_bytes
@@ -238,7 +240,7 @@ def autoscaling(section: dict[str, Any], initial: int) -> Any:
 
 
 class ServeApplicationHandle:
-    """An application on Serve: `handle.remote(1, 2).result()`, and where HTTP clients send requests."""
+    """An application on Serve: `handle.remote(1, 2).result()` calls it, and HTTP clients send requests to its URL."""
 
     def __init__(self, name: str, handle: Any, url: str) -> None:
         self.name = name
@@ -255,7 +257,7 @@ class ServeApplicationHandle:
 
 
 def deploy_on_serve(application: Application, *, route_prefix: str = "") -> ServeApplicationHandle:
-    """Run an application on the Serve of this cluster, which is started if it does not run, and wait for it."""
+    """Run an application on the Serve of this cluster, and wait until it is ready. Starts Serve if necessary."""
     prefix = route_prefix or f"/{application.name}"
     handle = serve.run(to_ray_serve(application), name=application.name, route_prefix=prefix)
     http = _get_global_client().http_config
@@ -263,8 +265,8 @@ def deploy_on_serve(application: Application, *, route_prefix: str = "") -> Serv
 
 
 async def run_flow(flow: Flow, call: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-    """Run the steps of a flow, each as soon as what it needs is there. `call` makes the call of a step, and keeps its
-    result. Raises what the first call that fails raises; the others are cancelled then."""
+    """Run the steps of a flow. Each step begins as soon as the results that it needs exist. `call` makes the call of a
+    step, and keeps its result. If a call fails, the other calls are cancelled, and the error of that call is raised."""
     run = Run(flow, time.monotonic())
     in_flight: dict[asyncio.Task[None], int] = {}
 

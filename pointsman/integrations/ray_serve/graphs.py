@@ -1,8 +1,8 @@
 """Graphs that were authored with Ray's own decorators, as Pointsman pipelines; and the names that Serve Pipeline had.
 
-Enters: what `.bind()` of `@ray.remote` classes and functions returned. Leaves: bound objects of Pointsman, and
-applications that are built from them. The one rule: Ray's graph is only read; the same graph can still be executed by
-Ray.
+Enters: the results of `.bind()` on classes and functions with `@ray.remote`. Leaves: bound objects of Pointsman, and
+applications that are built from them. The one rule: this module only reads Ray's graph, so Ray can still execute the
+same graph.
 """
 
 import sys
@@ -30,11 +30,11 @@ OPTIONS: dict[str, str] = {
     "memory": "memory_bytes",
     "max_concurrency": "max_concurrency",
 }
-"""Options of `@ray.remote`, and Pointsman's."""
+"""Options of `@ray.remote`, each with Pointsman's name for it."""
 
 
 class ServeInputNode(RayInputNode):  # type: ignore[misc]
-    """The input of a request, for a graph of Ray; `preprocessor` makes it from an HTTP request."""
+    """The input of a request, for a graph of Ray; `preprocessor` makes the input from an HTTP request."""
 
     def __init__(self, *args: Any, preprocessor: Callable[..., Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,9 +47,9 @@ class ServeInputNode(RayInputNode):  # type: ignore[misc]
 
 
 def from_ray_dag(ray_dag: Any, *, names: Mapping[str, Any] | None = None) -> Any:
-    """The graph of what Ray's `.bind()` returned: `execute` it here, or `build` it.
+    """Pointsman's graph for a result of Ray's `.bind()`: `execute` it here, or `build` it.
 
-    Nodes have the names of the variables of the caller that hold them; `names` is given in place of these.
+    A node gets its name from the caller's variable that has the node. `names` replaces the caller's variables.
     """
     loading_stops_here("from_ray_dag")
     if not isinstance(ray_dag, DAGNode | list | tuple | dict):
@@ -69,7 +69,7 @@ class _RayGraphReader:
         self._made: dict[int, Any] = {}
         """Nodes by the identity of Ray's node."""
         self._deployments: dict[tuple[int, str], Deployment] = {}
-        """Owners by the identity of a class or function, and its options."""
+        """Owners by the identity of a class or function and its options."""
 
     def value(self, given: Any) -> Any:
         if isinstance(given, DAGNode):
@@ -124,7 +124,7 @@ class _RayGraphReader:
 
 
 class ObjectRefHandle:
-    """An application whose answers are object refs: `ray.get(handle.remote(1, 2, 3))`."""
+    """A handle to an application. Its answers are object refs: `ray.get(handle.remote(1, 2, 3))`."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -140,10 +140,10 @@ class ObjectRefHandle:
 
 
 class RayApplication(Application):
-    """An application that was built from a graph of Ray. It runs on Ray Serve, unless another runtime is named."""
+    """An application that was built from a graph of Ray. It runs on Ray Serve unless another runtime is named."""
 
     def deploy(self, runtime: str = "ray-serve", **options: Any) -> ObjectRefHandle:
-        """Run it; returns a handle whose answers are object refs."""
+        """Run the application. Returns a handle whose answers are object refs."""
         loading_stops_here("deploy")
         if runtime == "ray-serve":
             return ObjectRefHandle(deploy_on_serve(self, **options))
@@ -151,11 +151,11 @@ class RayApplication(Application):
 
 
 class pipeline:  # noqa: N801 (a program imports it in place of a module)
-    """`pipeline.build(ray_dag)`, as Serve Pipeline had it."""
+    """`pipeline.build(ray_dag)`, with the name that it had in Serve Pipeline."""
 
     @staticmethod
     def build(ray_dag: Any, *, name: str = "", folder: Path | str | None = None) -> RayApplication:
-        """An application of a graph of Ray. Its nodes are attributes, named after the variables of the caller."""
+        """An application from a graph of Ray. Its nodes are attributes with the names of the caller's variables."""
         bound = from_ray_dag(ray_dag, names=_variables(sys._getframe(1)))
         built = build(bound, name=name, folder=folder)
         return RayApplication(built.name, built.graph, built.folder)

@@ -1,7 +1,7 @@
 """Requests and replicas of a Serve deployment, in the form that our dispatcher uses; nothing here imports Ray.
 
-Enters: requests, what Serve reports about replicas, and the ends of requests. Leaves: a future of the replica for each
-request. The one rule: the dispatcher decides, and where the code of a user fails, power of two does, at once.
+Enters: requests, Serve's reports about replicas, and the ends of requests. Leaves: for each request, a future with its
+replica. The one rule: the dispatcher decides; if the user's code fails, power of two decides at once.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ from pointsman.strategies.power_of_two import PowerOfTwoPolicy
 from pointsman.types import ExecutionInstance, RequestMetadata, SchedulingDecision
 
 MAX_MODELS = 1_000
-"""Maximum number of multiplexed models that are distinguished; requests for further ones go to any replica."""
+"""Maximum number of multiplexed models that are distinguished; requests for further models go to any replica."""
 KEPT_RECORDS = 2_000
 GONE = Reason("replica-removed")
 
@@ -66,18 +66,18 @@ GONE = Reason("replica-removed")
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `request_router_kwargs` may have: the `scheduling` section of a deployment, and limits of waiting."""
+    """The fields of `request_router_kwargs`: the `scheduling` section of a deployment, and limits for waiting."""
 
     policy: str = ""
     parameters: Mapping[str, Any] = {}
     config: Mapping[str, Any] | None = None
     time_limit: str | float | None = None
-    """Time limit of one call of the user's code; None: 5 ms."""
+    """Time limit for one call of the user's code; None means 5 ms."""
     pickled: str = ""
-    """A policy that was passed as an object: base64 of cloudpickle."""
+    """A policy that was passed as an object, as base64 of cloudpickle."""
     max_waiting: int = MAX_WAITING
     wait_s: float = 0.0
-    """How long a request waits for a replica; 0: as long as Serve allows."""
+    """How long a request waits for a replica; 0 means as long as Serve allows."""
     seed: int = 0
 
     def section(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def routing_plan(deployment: str, settings: RouterSettings, policy: SchedulingPolicy | None = None) -> DeploymentPlan:
-    """The scheduling of a deployment. Raises `ConfigError` with all problems. `policy`: given as an object."""
+    """The scheduling of a deployment. Raises `ConfigError` with all problems. `policy`: a policy given as an object."""
     problems = Problems("")
     spec = Validator(problems).value(settings.section(), SchedulingSpec, ())
     how = scheduling(spec, problems, ())
@@ -103,7 +103,7 @@ def routing_plan(deployment: str, settings: RouterSettings, policy: SchedulingPo
 
 
 def serve_plan(plan: DeploymentPlan, settings: RouterSettings) -> DispatchPlan:
-    """The dispatcher's plan: that of the user, and power of two where that finds nothing or fails."""
+    """The dispatcher's plan: the user's plan, with power of two for requests where that plan fails or finds nothing."""
     if plan.policy is not None:
         made = plan_for(plan.policy, max_waiting=settings.max_waiting, ttl_s=settings.wait_s)
     else:
@@ -129,8 +129,8 @@ def _has_room(endpoints: Endpoints) -> bool:
 class InsistentRoute:
     """A route that prefers replicas with the model of the request, and must choose while a replica has room.
 
-    Serve calls its router again and again while there is no choice, so a route that finds none must not keep a request:
-    the stand-in chooses, and the record says why.
+    Without a choice, Serve would call its router again and again. So if the route finds no replica, the stand-in
+    chooses, and the record says why.
     """
 
     def __init__(self, route: Route) -> None:
@@ -158,7 +158,7 @@ class InsistentRoute:
 
 
 class InsistentBatch:
-    """A policy that decides on all waiting requests at once, and must decide on one while a replica has room."""
+    """A policy for all waiting requests at once. While a replica has room, it must decide on at least one request."""
 
     now: float | None = None
     seed: int = 0
@@ -189,8 +189,8 @@ def _accepts(instance: ExecutionInstance) -> bool:
 class ThreadWatch:
     """Times the user's scheduling code on a thread, and abandons the thread when a call blocks.
 
-    Serve's router runs in its own loop, not on the main thread: no signal can interrupt code there. While a call
-    hangs, further calls are refused at once; the thread is interrupted as soon as it runs Python again.
+    Serve's router does not run on the main thread, and signals can interrupt code only there. While a call hangs,
+    further calls are refused at once. The thread is interrupted as soon as it runs Python again.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -198,7 +198,7 @@ class ThreadWatch:
         self.inside = False
         self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]]] = SimpleQueue()
         self._hangs: SimpleQueue[Any] | None = None
-        """The future answer of a call that hangs; None if none does."""
+        """The queue for the answer of a call that hangs; None if no call hangs."""
         self._thread: threading.Thread | None = None
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
@@ -252,13 +252,13 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     zone: str = ""
     models: frozenset[str] = frozenset()
-    """Multiplexed models that it has loaded."""
+    """Multiplexed models that the replica has loaded."""
     stats: Mapping[str, Any] = {}
-    """The last result of its `record_routing_stats`."""
+    """The last result of the replica's `record_routing_stats`."""
 
 
 class RequestRefused(Exception):
-    """The dispatcher refused a request; the reason says why."""
+    """The dispatcher has refused a request; the reason says why."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -266,20 +266,20 @@ class RequestRefused(Exception):
 
 
 class KnownReplicas:
-    """The replicas of a lane: those that Serve reports, and the requests that other routers have sent to them."""
+    """The replicas of a lane, as Serve reports them, and the load that other routers have put on each of them."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._dispatcher = lane.dispatcher
         self._replicas: dict[str, Replica] = {}
         self._others: Counter[str] = Counter()
-        """Requests on a replica that other routers have sent."""
+        """For each replica, the number of its requests that other routers have sent."""
         self._models: set[str] = set()
         self._read: dict[str, Metrics] = {}
-        """The routing stats of a replica, read when they change and not with every request."""
+        """The routing stats of each replica. They are read when they change, not at every request."""
 
     def update(self, replicas: Iterable[Replica]) -> set[str]:
-        """Take in the present replicas. Returns the names of those that have left."""
+        """Take in the present replicas. Returns the names of the replicas that have left."""
         known, now = self._replicas, {one.name: one for one in replicas}
         self._replicas = {name: known[name] for name in known if name not in now} | now
         for name, replica in now.items():
@@ -313,16 +313,16 @@ class KnownReplicas:
                 self._measure(self._replicas[name])
 
     def is_full(self, name: str) -> None:
-        """Note that a replica rejected a request that counts there: without it, the replica must count as full."""
+        """Note that a replica rejected a request. The replica must count as full, even without this request."""
         self._others[name] = max(self._replicas[name].max_ongoing - (self._ours(name) - 1), 1)
         self._measure(self._replicas[name])
 
     def used_by_others(self) -> list[str]:
-        """Replicas that other routers use too: their load must be requested."""
+        """Replicas that other routers also use. This router must ask them for their load."""
         return [name for name, number in self._others.items() if number]
 
     def serve(self, model: str) -> bool:
-        """Register a model with the dispatcher: every replica can load it. False if there are too many models."""
+        """Register a model, which every replica can load, with the dispatcher. False if there are too many models."""
         if model not in self._models:
             if len(self._models) >= MAX_MODELS:
                 return False
@@ -354,7 +354,7 @@ class KnownReplicas:
 
 
 class ReplicaLane:
-    """The dispatcher of one router, with a future of its replica for each request."""
+    """The dispatcher of one router. For each request, it has a future with the request's replica."""
 
     def __init__(
         self,
@@ -364,7 +364,7 @@ class ReplicaLane:
         policy: SchedulingPolicy | None = None,
         problem: Reason | None = None,
     ) -> None:
-        """`policy`: given as an object. `problem`: why these settings stand in for those of the user."""
+        """`policy`: a policy given as an object. `problem`: why these settings replace the user's settings."""
         self._loop = loop
         self.problem = problem
         clock = LoopClock(loop)
@@ -378,11 +378,11 @@ class ReplicaLane:
         self._chosen: dict[str, asyncio.Future[str]] = {}
         """The name of each request's replica, by request id."""
         self.revoke_request: Callable[[str], None] = lambda _: None
-        """(request): stop the request for a more important one."""
+        """The function that stops the request with this id, to make room for a more important request."""
         self._revoked: set[str] = set()
 
     def choose(self, request: RequestMetadata) -> "asyncio.Future[str]":
-        """The name of the replica for a request, once there is one with room; raises `RequestRefused`."""
+        """The name of a request's replica, as soon as a replica has room. Raises `RequestRefused`."""
         if request.model_name and not self.replicas.serve(request.model_name):
             request = msgspec.structs.replace(request, model_name="")
         future: asyncio.Future[str] = self._loop.create_future()
@@ -391,7 +391,7 @@ class ReplicaLane:
         return future
 
     def choose_again(self, request: RequestMetadata) -> "asyncio.Future[str]":
-        """The replica for a request that its replica did not take; it keeps its place in the order."""
+        """The next replica for a request that was rejected by its replica. The request keeps its place in the order."""
         holds = self.dispatcher.ledger.holds(request.request_id)
         if not holds:  # the replica is gone
             return self.choose(request)
@@ -417,7 +417,7 @@ class ReplicaLane:
             self.lost(name)
 
     def lost(self, name: str) -> None:
-        """Remove a replica. Serve handles its requests: those that it did not take are tried again."""
+        """Remove a replica. Serve handles its requests, and tries those again that the replica did not accept."""
         if name in self.replicas:
             facts = {"instance": name, "error": GONE, "tries": 1, "max_tries": 1, "no_retry": "no-retry"}
             for request_id in self.dispatcher.ledger.on(self.dispatcher.fleet[name]):
@@ -433,7 +433,7 @@ class ReplicaLane:
 
     def send(self, lane: Lane, command: Send) -> None:
         future = self._chosen.pop(command.request.request_id, None)
-        if future is None or future.done():  # the caller is gone, or Serve has its answer
+        if future is None or future.done():  # the caller is gone, or Serve already has the answer
             self._loop.call_soon(self.cancelled, command.request.request_id)
         else:
             future.set_result(str(command.endpoint))
@@ -471,8 +471,8 @@ def lane_of(
     loop: asyncio.AbstractEventLoop,
     unpickled: Callable[[bytes], SchedulingPolicy],
 ) -> ReplicaLane:
-    """The lane of a router with these settings. Where they cannot be used, as when a module is missing in the process
-    of the router, power of two decides: an exception would make Serve keep every request forever."""
+    """The lane of a router with these settings. If the settings cannot be used, as when the router's process lacks a
+    module, power of two decides: an exception would make Serve keep every request forever."""
     try:
         settings = msgspec.convert(kwargs, RouterSettings)
         policy = unpickled(base64.b64decode(settings.pickled)) if settings.pickled else None
@@ -484,7 +484,7 @@ def lane_of(
 
 
 def metrics_of(replica: Replica) -> Metrics:
-    """The metrics that plugins read, from the routing stats with their names; what is not reported is 0."""
+    """The metrics that plugins read, from the routing stats with the same names; a missing metric is 0."""
     found: dict[str, Any] = {}
     for field in msgspec.structs.fields(Metrics):
         value = replica.stats.get(field.name)

@@ -1,8 +1,8 @@
-"""Records of all routers of a cluster in one place: an actor that routers report to, and the queries that it answers.
+"""Records of all routers of a cluster: the actor to which the routers report, and the queries that it answers.
 
-Enters: reports of routers, once a second: their state, and the requests that have ended since. Leaves: `explain` of a
-request, `status` of routers and scaled deployments, and latencies for scaling policies. The one rule: a router sends
-the full record of a request only on demand, so that records cost nothing until then.
+Enters: the reports of routers, once a second, with their state and the requests that have ended since the last report.
+Leaves: `explain` for a request, `status` for routers and scaled deployments, and latencies for scaling policies. The
+one rule: a router sends the full record of a request only on demand, so that records cost nothing until then.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ NAMESPACE = "pointsman"
 REPORT_S = 1.0
 """Interval of a router's reports."""
 SILENT_S = 10 * REPORT_S
-"""A router that has not reported for this long is gone."""
+"""A router that has not reported for this long counts as gone."""
 EXPLAIN_S = 4 * REPORT_S
-"""Minimum wait for a requested record: a router that has not reported yet may have it."""
+"""Minimum wait for a requested record: a router that has not reported yet may have the record."""
 MAX_ENDED = 10_000
-"""Maximum requests per deployment that scaling policies have not read yet."""
+"""Maximum number of requests per deployment that are kept for scaling policies."""
 MAX_ANSWERED = 1_000
 
 
@@ -33,10 +33,10 @@ class EndedRequest(msgspec.Struct, frozen=True):
     """The measurements of a request for scaling policies."""
 
     number: int
-    """Number within its deployment, from 1."""
+    """The request's number within its deployment, from 1."""
     latency_ms: float
     met_deadline: bool | None = None
-    """Whether it met its deadline; None if it had none."""
+    """Whether the request met its deadline; None if it had no deadline."""
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,15 +46,15 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     status: dict[str, Any]
     arrived: int = 0
-    """Requests that have arrived since its last report."""
+    """The number of requests that have arrived since the router's last report."""
     ended: tuple[tuple[float, bool | None], ...] = ()
-    """(latency in ms, whether it met its deadline)."""
+    """For each ended request: its latency in ms, and whether it met its deadline."""
     explained: dict[str, dict[str, Any]] = {}
     """The requested records, by request."""
 
 
 class RecordsKeeper:
-    """The actor that keeps the records. One per cluster; it ends with the cluster."""
+    """The actor that keeps the records. Each cluster has one, which ends with the cluster."""
 
     def __init__(self) -> None:
         self._routers: dict[str, tuple[float, RouterReport]] = {}
@@ -63,7 +63,7 @@ class RecordsKeeper:
         self._arrived: dict[str, int] = {}
         self._scaled: dict[str, dict[str, Any]] = {}
         self._wanted: dict[str, tuple[str, dict[str, bool]]] = {}
-        """Requested records: their deployment, if given, and whether the routers that were asked have answered."""
+        """For each requested record: the deployment, if given, and which of the asked routers have answered."""
         self._answers: dict[str, dict[str, Any]] = {}
 
     async def report(self, encoded: bytes) -> list[str]:
@@ -111,7 +111,7 @@ class RecordsKeeper:
         return {"routers": routers, "scaled": self._scaled}
 
     async def measured(self, deployment: str, after: int) -> tuple[int, list[EndedRequest]]:
-        """The number of requests that have arrived, and those that have ended after a number."""
+        """How many requests have arrived, and the ended requests whose numbers are greater than `after`."""
         ended = self._ended.get(deployment, ())
         return self._arrived.get(deployment, 0), [one for one in ended if one.number > after]
 
@@ -132,12 +132,12 @@ def _keeper_class() -> Any:
 
 
 def records_keeper() -> Any:
-    """The actor, started if it does not run. The caller keeps the handle."""
+    """The actor, which is started if it is not running. The caller keeps the handle."""
     return _keeper_class().remote()
 
 
 def _cluster_keeper() -> Any:
-    """The same actor, for a program; it is first connected to the cluster of this machine if it has no connection."""
+    """The same actor, for a program. A program without a connection is first connected to this machine's cluster."""
     if not ray.is_initialized():
         ray.init("auto")
     return records_keeper()
@@ -153,7 +153,7 @@ class Explanation(str):
 def explain(request_id: str, *, deployment: str = "") -> Explanation:
     """Why a request went where it went. `request_id`: the `x-request-id` of its answer. Raises `UnknownName`.
 
-    `deployment` is `APP/NAME`; without it, any that had a request with this id.
+    `deployment` is `APP/NAME`; without it, any deployment that had a request with this id.
     """
     found = ray.get(_cluster_keeper().explain.remote(request_id, deployment))
     if found is None:

@@ -1,7 +1,7 @@
 """`PointsmanRouter`: a request router of Ray Serve that decides with Pointsman's dispatcher.
 
-Enters: what Serve passes to its router. Leaves: a replica for each request. The one rule: Serve sends and retries, as
-with any router; which request goes next, and where, is decided in the lane.
+Enters: the requests and replicas that Serve passes to its router. Leaves: a replica for each request. The one rule:
+Serve sends and retries requests, as with any router; the lane decides which request goes next, and to which replica.
 """
 
 import asyncio
@@ -51,16 +51,16 @@ EXTENSION = "pointsman"
 OURS = "pointsman_request"
 """The attribute of Serve's pending request that holds Pointsman's request."""
 PROBE_S = 0.02
-"""Interval at which replicas that other routers have filled are asked for their load, while requests wait."""
+"""While requests wait, replicas that other routers also use are asked for their load at this interval."""
 logger = logging.getLogger("ray.serve")
 
 
 class RefusedByPolicy(BackPressureError):  # type: ignore[misc]
-    """A request that was not sent to any replica, with the reason. Over HTTP it is a 429 or a 503."""
+    """A request was not sent to any replica; the message has the reason. Over HTTP, the answer is a 429 or a 503."""
 
     def __init__(self, message: str, status_code: int = 503) -> None:
         Exception.__init__(self, message, status_code)
-        # Serve's proxy sends the message for these statuses only; for any other it sends a 500 without a reason.
+        # Serve's proxy sends the message only for these statuses; for any other, it sends a 500 without a reason.
         shown = status_code if status_code in (408, 429, 503) else 503
         self._message, self._status_code, self._retry_after_s = message, shown, None
 
@@ -82,7 +82,7 @@ def pointsman_routing(
     """The `request_router_config` of a deployment. Raises `ConfigError` with all problems.
 
     `policy`: a built-in name, `module:Name`, or an object. `config`: plugins and profiles, as a mapping or a YAML file.
-    With neither, the default profile decides. `stats_period_s`: how often replicas report their routing stats.
+    Without both, the default profile decides. `stats_period_s`: how often replicas report their routing stats.
     """
     settings = RouterSettings(
         policy=policy if isinstance(policy, str) else "",
@@ -118,10 +118,10 @@ def _inline(config: Mapping[str, Any] | Path | str | None) -> dict[str, Any] | N
 
 
 def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMetadata:
-    """The dispatcher's form of a request: headers of HTTP requests, and what a handle call passes.
+    """The dispatcher's form of a request, from the headers of an HTTP request, or from the arguments of a handle call.
 
-    A call may have the keyword argument `pointsman`, a mapping with the settings of the gateway's headers, which the
-    replica does not see. Its first argument may be a prompt, or the body of a request of the OpenAI API.
+    A call may have the keyword argument `pointsman`: a mapping with the same settings as the gateway's headers. The
+    replica does not get this argument. The first argument may be a prompt, or a request body of the OpenAI API.
     """
     told, extension = pending.metadata, pending.kwargs.pop(EXTENSION, None)
     raw: dict[bytes, bytes] = {}
@@ -153,21 +153,21 @@ def describe(pending: PendingRequest, request_id: str, now: float) -> RequestMet
 
 
 def _headers(pending: PendingRequest) -> dict[bytes, bytes]:
-    """The headers of the request that the proxy passes on, as bytes that it has created itself."""
+    """The headers of the request that the proxy passes on. The proxy itself has created the bytes that are read."""
     first = pending.args[0] if pending.args else None
     if isinstance(first, bytes):
-        with suppress(Exception):  # a version of Serve that passes something else: then the request has no headers
+        with suppress(Exception):  # if a version of Serve passes something else, the request has no headers
             return dict(pickle.loads(first).asgi_scope.get("headers", ()))
     return {}
 
 
 def _body(pending: PendingRequest) -> dict[str, Any]:
-    """The parts of the first argument that the gateway would read from the body of a request."""
+    """The parts of the first argument that the gateway would read from a request body."""
     first = pending.args[0] if pending.args else pending.kwargs.get("request", pending.kwargs.get("prompt"))
     if isinstance(first, str):
         return {"prompt": first}
     if not isinstance(first, Mapping):
-        dump = getattr(first, "model_dump", None)  # a pydantic model, as of Serve's LLM deployments
+        dump = getattr(first, "model_dump", None)  # a pydantic model, as in Serve's LLM deployments
         first = dump(exclude_unset=True, mode="json") if callable(dump) else {}
     known = ("messages", "prompt", "input", "system", "tools", "max_tokens", "cache_salt", EXTENSION)
     return {name: first[name] for name in known if first.get(name) is not None}
@@ -177,10 +177,10 @@ def _body(pending: PendingRequest) -> dict[str, Any]:
 
 
 class ReportingReplica(RunningReplica):  # type: ignore[misc]
-    """A replica that itself notifies the router when a try has ended, whether or not it took the request."""
+    """A replica that itself notifies the router when a try has ended, whether or not the replica took the request."""
 
     def __init__(self, info: Any, ended: Callable[[Any, str], None]) -> None:
-        """`ended`: called on any thread, with the ids of replica and request."""
+        """`ended`: a function that is called on any thread, with the ids of replica and request."""
         super().__init__(info)
         self._ended = ended
 
@@ -200,7 +200,7 @@ class CommonRouter(RequestRouter):  # type: ignore[misc]
         return ReportingReplica(replica_info, lambda *of: loop.call_soon_threadsafe(self.on_request_completed, *of))
 
     def on_new_queue_len_info(self, replica_id: Any, info: Any) -> None:
-        """`info`: a number, or an object that has it (2.55 and older)."""
+        """`info`: the queue length, or an object that has it (2.55 and older)."""
         super().on_new_queue_len_info(replica_id, info)
         self.on_queue_length(replica_id, getattr(info, "num_ongoing_requests", info))
 
@@ -208,7 +208,7 @@ class CommonRouter(RequestRouter):  # type: ignore[misc]
         """Take in how many requests a replica runs."""
 
     def record_wait(self, pending: PendingRequest) -> None:
-        """Serve's own metric of waiting (2.53 and newer)."""
+        """Record the wait in Serve's own metric (2.53 and newer)."""
         if hasattr(RequestRouter, "_record_queue_wait_time"):
             self._record_queue_wait_time(pending)
 
@@ -217,15 +217,15 @@ class PointsmanRouter(CommonRouter):
     """Chooses replicas by a Pointsman strategy or profile; while none has room, requests wait in its order."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """`kwargs`: those of `pointsman_routing`, which checks them; see docs/from-ray-serve.md."""
+        """`kwargs`: the arguments that `pointsman_routing` has checked; see docs/from-ray-serve.md."""
         deployment = f"{self._deployment_id.app_name}/{self._deployment_id.name}"
         self._lane = lane_of(deployment, kwargs, self._event_loop, cloudpickle.loads)
         self._lane.revoke_request = self._revoke
         self._by_name: dict[str, RunningReplica] = {}
         self._sent: defaultdict[tuple[str, str], list[RequestMetadata]] = defaultdict(list)
-        """Requests sent, by Serve's id and replica, the oldest first: the calls that one request makes share its id."""
+        """Sent requests by Serve's id and replica, oldest first: all calls that one request makes have the same id."""
         self._rejected: Counter[tuple[str, str]] = Counter()
-        """Tries that a replica did not take, and whose ends Serve still reports."""
+        """For each id and replica, the number of rejected tries whose ends Serve has yet to report."""
         self._results: dict[str, Any] = {}
         """Results of requests that were routed, by the id of their record."""
         self._reporter = Reporter(self._lane, deployment)
@@ -267,7 +267,7 @@ class PointsmanRouter(CommonRouter):
         return describe(pending, request_id, self._lane.now())
 
     def _not_taken(self, key: str, request: RequestMetadata) -> None:
-        """Note that its replica rejected it: the end of that try is not the end of the request."""
+        """Note that a replica rejected the request: the end of that try is not the end of the request."""
         for (of, name), requests in self._sent.items():
             if of == key and request in requests:
                 requests.remove(request)
@@ -277,7 +277,7 @@ class PointsmanRouter(CommonRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Two at random: only for callers that choose a replica without sending it a request."""
+        """Two random replicas. Only callers that choose a replica without sending it a request use this."""
         return [sample(candidate_replicas, k=min(2, len(candidate_replicas)))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
@@ -316,14 +316,14 @@ class PointsmanRouter(CommonRouter):
         self._lane.update(_replica(one) for one in replicas)
 
     def _revoke(self, request_id: str) -> None:
-        """Stop a request for a more important one; Serve reports its end."""
+        """Stop a request, to make room for a more important one. Serve reports its end."""
         result = self._results.get(request_id)
         if result is not None:
             result.cancel()
 
 
 async def report(of: "weakref.ref[PointsmanRouter]") -> None:
-    """Report a router to the records of the cluster, until it is gone."""
+    """Report a router to the records of the cluster, until the router is gone."""
     wanted: list[str] = []
     keeper: Any = None
     while True:
@@ -336,13 +336,13 @@ async def report(of: "weakref.ref[PointsmanRouter]") -> None:
         try:
             keeper = keeper or records_keeper()
             wanted = await keeper.report.remote(reporter.encoded(wanted))
-        except ray.exceptions.RayError as error:  # it restarts, or the cluster ends
+        except ray.exceptions.RayError as error:  # the actor restarts, or the cluster ends
             keeper = None
             logger.warning("pointsman: no records of %s are kept now: %s", reporter.deployment, error)
 
 
 async def ask_replicas_of_others(of: "weakref.ref[PointsmanRouter]") -> None:
-    """While other routers use a replica, ask it how many requests it runs: our own requests may not show that."""
+    """Ask replicas that other routers also use how many requests they run: our own requests may not show this."""
     pause_s = REPORT_S
     while True:
         await asyncio.sleep(pause_s)
@@ -368,7 +368,7 @@ def _replica(given: RunningReplica) -> Replica:
 
 
 class Reporter:
-    """The report of a router, once a second: the state of its lane, and the requests that have ended since."""
+    """Makes a router's report once a second: the state of its lane, and the requests that ended since the last one."""
 
     def __init__(self, lane: ReplicaLane, deployment: str) -> None:
         self._lane = lane
@@ -382,7 +382,7 @@ class Reporter:
         lane.dispatcher.listen(self._listen)
 
     def counted(self) -> int:
-        """A number that no other request of this router has."""
+        """A number that differs for each request of this router."""
         return next(self._counted)
 
     def _listen(self, record: Any) -> None:

@@ -2,8 +2,8 @@
 
 Enters: what Serve's controller reports about a deployment, and what our routers have measured. Leaves: a number of
 replicas. The one rule: nothing here blocks or raises in Serve's controller, as that would stop all its applications.
-The policy runs on a thread; while it is late or fails, the last target holds. Bounds, delays and factors stay those of
-the deployment's `AutoscalingConfig`, which Serve applies to the number (before Ray 2.54, our guard does).
+The policy runs on a thread. While the policy is late or fails, the last target holds. Bounds, delays and factors come
+from the deployment's `AutoscalingConfig`. Serve applies them to the number; before Ray 2.54, our guard applies them.
 """
 
 import base64
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 SERVES_OWN = "target-ongoing-requests"
 """Serve's default: as many replicas as its `target_ongoing_requests` needs."""
 LATENCIES = ("latency_ms", "ttft_ms", "tpot_ms")
-"""Metrics of `record_autoscaling_stats` that policies find in place of the gateway's."""
+"""Metrics of `record_autoscaling_stats` that policies get in place of the gateway's metrics."""
 SERVE_DELAYS = hasattr(autoscaling_policy, "_apply_default_params")
-"""Ray 2.54 and newer apply delays and factors of a deployment to the number of any policy."""
+"""Whether Ray applies a deployment's delays and factors to the number from any policy (2.54 and newer)."""
 NAMED = "scaling_"
-"""The prefix of attributes of this module that are policies with their arguments."""
+"""The prefix of those attributes of this module that stand for a policy with its arguments."""
 
 
 def pointsman_scaling(
@@ -54,8 +54,8 @@ def pointsman_scaling(
 ) -> AutoscalingPolicy:
     """The `policy` of an `AutoscalingConfig`. Raises `ConfigError` with all problems.
 
-    `policy`: a built-in name, `module:name`, a function of a view, or an object with `desired_replicas`; with a name,
-    `parameters` are as in YAML. A call of it may take `time_limit_s`, and is made every `interval_s`.
+    `policy`: a built-in name, `module:name`, a function of a view, or an object with `desired_replicas`. With a name,
+    `parameters` are as in YAML. The policy is called every `interval_s`, and a call may take `time_limit_s`.
     """
     kwargs: dict[str, Any] = {"time_limit_s": time_limit_s, "interval_s": interval_s}
     if isinstance(policy, str):
@@ -74,7 +74,7 @@ def pointsman_scaling(
 
 
 def _serve_policy(kwargs: Mapping[str, Any]) -> AutoscalingPolicy:
-    """Ray 2.55 and newer call a class with arguments; others import a policy by its name."""
+    """The policy for Serve. Ray 2.55 and newer call a class with arguments; older versions import a policy by name."""
     if "policy_kwargs" in AutoscalingPolicy.__annotations__:
         return AutoscalingPolicy(policy_function=ServeScaling, policy_kwargs=dict(kwargs))
     field = "policy_function" if "policy_function" in AutoscalingPolicy.__annotations__ else "name"
@@ -82,7 +82,7 @@ def _serve_policy(kwargs: Mapping[str, Any]) -> AutoscalingPolicy:
 
 
 def name_of(kwargs: Mapping[str, Any]) -> str:
-    """The attribute of this module that is a policy with these arguments."""
+    """The name of the attribute of this module that stands for a policy with these arguments."""
     return f"{NAMED}{msgspec.json.encode(kwargs).hex()}"
 
 
@@ -93,7 +93,8 @@ def __getattr__(name: str) -> "ServeScaling":
 
 
 def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = False) -> Any:
-    """`was_in_force`: replace a policy that cannot be loaded by one that reports it. Otherwise raises `ConfigError`."""
+    """A policy from its name. If it cannot be loaded: with `was_in_force`, the result is a policy that reports this;
+    otherwise raises `ConfigError`."""
     problems = Problems("")
     problems.was_in_force = was_in_force
     made = scaling_policy(name, parameters, problems, ())
@@ -102,7 +103,7 @@ def _built(name: str, parameters: Mapping[str, Any], *, was_in_force: bool = Fal
 
 
 NOT_YET = object()
-"""The result of a call that still runs; None is a valid result."""
+"""Stands for the result of a call that still runs. It is not None, because None is a valid result."""
 
 
 class PolicyCall:
@@ -122,7 +123,7 @@ class PolicyCall:
         threading.Thread(target=work, name="pointsman scaling", daemon=True).start()
 
     def answer(self, limit_s: float) -> object:
-        """What it returned or raised; `TooSlow` after the limit; `NOT_YET` before it."""
+        """The result or error of the call. While the call still runs: `NOT_YET`, or `TooSlow` after the limit."""
         try:
             return self._answer.get_nowait()
         except Empty:
@@ -131,7 +132,7 @@ class PolicyCall:
 
 
 class ServeScaling:
-    """Called by Serve's controller several times a second, with the state of one deployment."""
+    """Serve's controller calls this object several times a second, with the state of one deployment."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class ServeScaling:
         self._one: ScaledDeployment | None = None
         self._call: PolicyCall | None = None
         self._hangs: PolicyCall | None = None
-        """A call that was too slow and still runs: no other begins until it has ended."""
+        """A call that was too slow and still runs. No other call begins until this call has ended."""
         self._called_at = 0.0
         self._measured: SimpleQueue[tuple[int, list[EndedRequest]]] = SimpleQueue()
         self._arrived = 0
@@ -205,13 +206,13 @@ class ServeScaling:
 
     def _policy(self, ctx: "AutoscalingContext") -> Any:
         if self._name == SERVES_OWN and not self._pickled:
-            # Serve's numbers are means over its look-back period already.
+            # Serve's numbers are already means over its look-back period.
             return TargetOngoing(ctx.config.get_target_ongoing_requests(), self._limits["interval_s"])
         try:
             if self._pickled:
                 return cloudpickle.loads(base64.b64decode(self._pickled))
             return _built(self._name, self._parameters, was_in_force=True)
-        except Exception as error:  # the controller does not have its module
+        except Exception as error:  # the controller lacks the policy's module
             return Unloadable(f"{type(error).__name__}: {error}")
 
     def _observe(self, one: ScaledDeployment, ctx: "AutoscalingContext", now: float) -> Load:
@@ -230,7 +231,7 @@ class ServeScaling:
                     if name in LATENCIES:
                         measurements.ended(now, **{name: float(value)})  # type: ignore[arg-type]
         ready = ctx.current_num_replicas
-        waiting = round(getattr(ctx, "total_queued_requests", None) or 0.0)  # Ray 2.50 does not report it
+        waiting = round(getattr(ctx, "total_queued_requests", None) or 0.0)  # Ray 2.50 does not report this number
         load = Load(running=max(round(ctx.total_num_requests) - waiting, 0), waiting=waiting, arrived=self._arrived)
         starting = max(ctx.target_num_replicas - ready, 0)
         one.observed.observe_replicas(ReplicaCounts(ready=ready, starting=starting), now)
@@ -259,14 +260,14 @@ class ServeScaling:
         self._to_tell = scaling_status(one, load, now)
 
     def take_measured(self, measured: tuple[int, list[EndedRequest]]) -> dict[str, Any] | None:
-        """Take in measurements from the other thread. Returns what to report: status and records."""
+        """Take in measurements from the other thread. Returns the status and records to report."""
         self._measured.put(measured)
         told, self._to_tell = self._to_tell, None
         return told
 
 
 def exchange(of: "weakref.ref[ServeScaling]", deployment: str) -> None:
-    """Fetch the measurements of routers, and report the decisions of the policy, until the policy is gone."""
+    """Until the policy is gone, fetch the measurements of routers, and report the policy's decisions."""
     after, keeper = 0, None
     while True:
         time.sleep(1.0)
