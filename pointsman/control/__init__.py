@@ -1,7 +1,7 @@
 """The desired and the observed state of instances: `Controller.handle(event, now) -> commands`.
 
-Enters: what is desired, and events of workers, processes and servers. Leaves: commands for a runtime; status, previews
-and reasons for people. The one rule: the same events give the same commands.
+Enters: the desired state, and events of workers, processes and servers. Leaves: commands for a runtime, and status,
+previews and reasons for people. The one rule: the same events give the same commands.
 """
 
 from pointsman.control.controller import Controller

@@ -6,8 +6,8 @@
                     |                       |       |
                     +---- backing off <-----+-------+  crashed, hung, or never ready: the reason and a count are kept
 
-An instance whose start has failed for a reason that no further try can change (`final`) stays there until it is applied
-again.
+If the start of an instance has failed for a reason that no further try can change (`final`), the instance stays in
+backing off until its deployment is applied again.
 
 Enters: events, each with the time. Leaves: commands. The one rule: an instance is in service only after it has done
 real work, and is stopped only after it was taken out of service. An event changes what is known (`HANDLERS`). Then
@@ -28,7 +28,7 @@ from pointsman.control.transition import ControlState, Transition
 from pointsman.reasons import Reason
 from pointsman.routing.queue.lazy_heap import LazyHeap
 
-# What is wanted
+# The desired state
 
 
 def _applied(event: events.Applied, turn: Transition) -> None:
@@ -46,7 +46,7 @@ def _applied(event: events.Applied, turn: Transition) -> None:
 
 
 def _applicable(instance: Instance, spec: DesiredDeployment) -> DesiredDeployment:
-    """The spec of an instance before its update: the new one if dispatchers need no update, else only its lifecycle."""
+    """The spec to use before an update: the new spec if dispatchers need no update, else the old with its lifecycle."""
     same = instance.endpoint is not None or instance.recipe == spec.recipe
     if same and (instance.foreign or instance.served(True) == instance.served(True, spec)):
         return spec
@@ -222,7 +222,7 @@ def _drained(event: events.Drained, turn: Transition) -> None:
 
 
 def _timer_fired(_: events.ControllerTimer, turn: Transition) -> None:
-    turn.state.wake_at = None  # that timer is spent, even if its clock was a little fast and nothing is due yet
+    turn.state.wake_at = None  # the timer has fired, even if its clock was a little fast and nothing is due yet
 
 
 HANDLERS: Mapping[type[events.ControllerEvent], Callable[[Any, Transition], None]] = {
@@ -259,7 +259,7 @@ class Controller:
         self._due: LazyHeap[str] = LazyHeap()
         """Instances by the time of their next action, kept because most events concern one instance of many."""
         self._statuses: list[InstanceStatus] | None = None
-        """Cached until one of them changes."""
+        """The statuses of all instances, cached until one of them changes."""
         self._shown: dict[str, InstanceStatus] = {}
         """The same statuses by id."""
         self.phase_changes: list[events.PhaseChange] = []
@@ -311,7 +311,7 @@ class Controller:
         state, turn = self._state, Transition(self._state, now)
         HANDLERS[type(event)](event, turn)
         if state.desired is not None or not state.open:
-            self._settle(turn)  # first: unplaced instances come before those that are due just now
+            self._settle(turn)  # first, because unplaced instances come before those that are due now
             due = []
             while len(self._due) and self._due.first_key() <= now:
                 due.append(self._due.pop())

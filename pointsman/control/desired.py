@@ -28,34 +28,34 @@ class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: Time = 10.0
     """Time between asking the process to end and killing it."""
     backoff_s: Time = 0.5
-    """Delay before the first restart; doubles with each failure, and is reset after `backoff_max_s` without one."""
+    """Delay before the first restart. It doubles with each failure, and is reset after `backoff_max_s` without any."""
     backoff_max_s: Time = 60.0
     start_attempts: Count = 3
     """Failed starts in a row after which a rollout is stopped, if instances of the earlier recipe serve."""
     ejection_s: Time = 5.0
-    """How long an instance with more errors than its peers gets no requests. It doubles each time, and is reset after
-    `ejection_max_s` without one."""
+    """How long an instance with more errors than its peers gets no requests. The time doubles with each ejection, and
+    is reset after `ejection_max_s` without an ejection."""
     ejection_max_s: Time = 300.0
     max_ejected: Part = 0.5
-    """Maximum share of a deployment's instances that are ejected at once; one may always be, if there are others. 0:
-    none is."""
+    """Maximum share of a deployment's instances that are ejected at once. If there are several instances, one may
+    always be ejected. With 0, no instance is ejected."""
 
 
 class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
     """What a server requires of requests."""
 
     served_model: str = ""
-    """The server's name for the model; empty: that of the deployment."""
+    """The server's name for the model; if empty, the deployment's name for it."""
     api_key_env: str = ""
     """The environment variable with its API key."""
     api_key_file: ExistingFile = ""
     """The file with its API key."""
     messages_api: Literal["", "native", "translated"] = ""
-    """Whether it serves Anthropic's API, or receives such requests translated; empty: as the engine's adapter says."""
+    """Whether the server serves Anthropic's API or gets such requests translated; if empty, the adapter decides."""
 
     @property
     def key(self) -> str:
-        """Where its API key is found, for `read_key`; empty if it needs none."""
+        """Where the API key of the server is found, for `read_key`; empty if the server needs no key."""
         return key_source(self.api_key_env, self.api_key_file)
 
     def names(self, model: str, aliases: Sequence[str]) -> dict[str, str]:
@@ -87,15 +87,15 @@ class DesiredEndpoint(EngineAccess, frozen=True, kw_only=True):
     url: str
     """http://host:port or https://host:port, without a path."""
     engine: str = "openai"
-    """The engine whose metrics it has: vllm, llama.cpp, sglang, simulated; openai: no metrics."""
+    """The engine whose metrics the server has: vllm, llama.cpp, sglang or simulated; openai if it has no metrics."""
     max_concurrency: Count | None = None
     labels: Mapping[str, str] = {}
     gpus: Number = 1
-    """Number of GPUs that it runs on, for its price; 0: it runs on CPUs."""
+    """Number of GPUs that the server runs on, for its price; 0 if it runs on CPUs."""
     price_per_hour: Amount | None = None
-    """Price of the whole server; None: by the price of the deployment."""
+    """Price of the whole server; if None, the price of the deployment determines it."""
     tokens_per_second: Above0 | None = None
-    """Its throughput until it is measured; None: that of the deployment."""
+    """The throughput of the server until it is measured; if None, the throughput of the deployment."""
 
     @property
     def address(self) -> Address:
@@ -114,7 +114,7 @@ def _address(url: str, key: str) -> Address:
 
 
 CPU_TOKENS_PER_S, GPU_TOKENS_PER_S = 50.0, 1000.0
-"""The assumed throughput until it is measured: of an instance on CPUs, and of each GPU of any other instance."""
+"""Throughputs that are assumed until they are measured: of an instance on CPUs, and of each GPU of other instances."""
 
 
 class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class HourlyPrice(msgspec.Struct, frozen=True, kw_only=True):
     per_gpu_hour: float | None = None
     per_instance_hour: float | None = None
     tokens_per_second: float | None = None
-    """Throughput of an instance until it is measured; None: an assumed one."""
+    """Throughput of an instance until it is measured; if None, a value is assumed."""
 
     def of_instance(self, gpus: int) -> float | None:
         """The price of an instance per hour; None if unknown."""
@@ -155,7 +155,7 @@ class DesiredDeployment(msgspec.Struct, frozen=True, kw_only=True):
     engine: DesiredEngine | None = None
     endpoints: tuple[DesiredEndpoint, ...] = ()
     max_concurrency: int | None = None
-    """Concurrent requests per instance; None: as the engine says."""
+    """Concurrent requests per instance; if None, the engine determines the number."""
     engine_slots: int | None = None
     """Concurrent requests per instance according to the engine; None if unknown."""
     labels: Mapping[str, str] = {}

@@ -1,6 +1,6 @@
 """The events and commands of the controller. A runtime carries out commands and reports events.
 
-A runtime carries commands out in their order. Each `Launch` leads to `LaunchFailed`, or to `Launched` and later
+A runtime carries out commands in their order. Each `Launch` leads to `LaunchFailed`, or to `Launched` and later
 `Exited`, the last event of that process. Each `Probe` leads to one `Answered`, `Silent` or `ProbeNotMade`, unless
 another `Probe` of the same instance has replaced it or the process has ended.
 """
@@ -27,11 +27,11 @@ class Applied(ControllerEvent, frozen=True):
     retry: frozenset[str] = frozenset()
     """Deployments whose stopped rollout is to be tried again."""
     warmth: Mapping[str, float] = {}
-    """The cached data per instance. Among otherwise equal instances, the one with the least is stopped first."""
+    """Amount of cached data per instance. Among otherwise equal instances, the one with the least is stopped first."""
 
 
 class Adopted(ControllerEvent, frozen=True):
-    """A process of an earlier plane was taken over. Reported before the first `Applied`, or it is started again."""
+    """A process of an earlier plane was taken over. Reported after the first `Applied`, it would be started again."""
 
     instance_id: str
     deployment: str
@@ -39,7 +39,7 @@ class Adopted(ControllerEvent, frozen=True):
     host: str
     port: int
     process: str
-    """The runtime's name for it; the controller only compares it."""
+    """The runtime's name for the process; the controller only compares these names."""
     place: Place | None = None
 
 
@@ -67,9 +67,9 @@ class LaunchFailed(ControllerEvent, frozen=True):
     instance_id: str
     why: str
     local: str = ""
-    """What the runtime lacks, such as file descriptors; empty: what was to be started is at fault."""
+    """What the runtime lacks, such as file descriptors; empty if the process to start is at fault."""
     final: Reason | None = None
-    """Why no further try can succeed before something is changed, and what to do; None if one may."""
+    """Why no further try can succeed before a change, and what to do; None if a further try may succeed."""
 
 
 class Exited(ControllerEvent, frozen=True):
@@ -79,7 +79,7 @@ class Exited(ControllerEvent, frozen=True):
     why: str
     """The cause, for operators, such as: exit code 1: the last line of its log."""
     final: Reason | None = None
-    """If it was starting: why no further try can succeed before a change, and what to do; None if one may."""
+    """For a starting instance: why no further try can succeed before a change, and what to do; None if a try may."""
 
 
 class Answered(ControllerEvent, frozen=True):
@@ -87,9 +87,9 @@ class Answered(ControllerEvent, frozen=True):
 
     instance_id: str
     readiness: bool
-    """Whether it completed a request; False: it only answered a health check."""
+    """Whether the instance completed a request. False if it only answered a health check."""
     ago_s: float = 0.0
-    """How long ago it answered a request that made this probe unnecessary."""
+    """How long ago the instance answered a request that made this probe unnecessary."""
 
 
 class Silent(ControllerEvent, frozen=True):
@@ -138,7 +138,8 @@ class StandsOut(ControllerEvent, frozen=True):
     instance_id: str
     why: Reason
     contradicted: bool
-    """Whether peers have served requests that it answered with errors; if not, the requests may be at fault."""
+    """Whether peers have served requests that this instance answered with errors. If not, the requests may be at
+    fault."""
 
 
 class Drained(ControllerEvent, frozen=True):
@@ -174,7 +175,7 @@ class Launch(msgspec.Struct, frozen=True):
     instance_id: str
     deployment: str
     place: Place | None = None
-    """None: anywhere."""
+    """None if the process may run anywhere."""
     recipe: str = ""
     """The recipe of its process. After a stopped rollout, an instance may come back with the earlier recipe."""
 
@@ -231,7 +232,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class WakeController(msgspec.Struct, frozen=True):
-    """Report `ControllerTimer` at this time, unless a later command names another one."""
+    """Report `ControllerTimer` at this time, unless a later command names another time."""
 
     at: float
 

@@ -41,8 +41,8 @@
     backing off     it is no longer wanted                          (gone)
 
 A server that was started elsewhere is never launched, terminated or killed. It is probed with backoff until it is
-ready. When it stops answering, it is withdrawn and unhealthy, and probed with backoff until it is ready again. Once
-drained it is gone; if an operator drained it, it stays out of service.
+ready. When it stops answering, it is withdrawn and unhealthy, and probed with backoff until it is ready again. After
+it has drained, it is gone. If an operator drained it, it stays out of service instead.
 """
 
 from collections import Counter
@@ -98,45 +98,45 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     phase: Phase
     host: str
-    """Empty if not known yet."""
+    """Empty if the address is not known yet."""
     port: int
     tls: bool
     process: str | None
-    """The runtime's name for its process; None if Pointsman does not run it."""
+    """The runtime's name for the process of the instance; None if Pointsman does not run that."""
     in_service: bool
-    """Whether it may have requests in flight, or be sent new ones."""
+    """Whether the instance may have requests in flight, or may be sent new ones."""
     restarts: int
     reason: Reason | None
-    """Its last failure, or why it leaves; None if neither applies."""
+    """The last failure of the instance, or why it leaves; None if neither applies."""
     since: float
-    """When it entered its phase, or lost its place."""
+    """When the instance entered its phase, or lost its place."""
     until: float | None
-    """When its phase times out, after which it is restarted, stopped or killed; None if it does not."""
+    """When the phase times out and the instance is restarted, stopped or killed; None if there is no timeout."""
     drain_asked: bool
     """Whether an operator drains it."""
     endpoint: DesiredEndpoint | None
-    """None if it is a Pointsman process."""
+    """None if the instance is a Pointsman process."""
     place: Place | None = None
-    """None if it has none, or needs none."""
+    """None if the instance has no place, or needs none."""
     unplaced: bool = False
     hindered: bool = False
     """Whether the runtime lacked the means to launch it."""
     halted: bool = False
-    """Whether its rollout is stopped: it failed to start too often, and instances of the earlier recipe serve."""
+    """Whether the rollout is stopped: the instance failed to start too often, and instances of the old recipe serve."""
     final: bool = False
-    """Whether it cannot start, and is not tried again until it is applied again."""
+    """Whether the instance cannot start, and is not tried again until its deployment is applied again."""
     recipe: str = ""
     """The present or future recipe of its process."""
     start_up_s: float | None = None
-    """Seconds from launch to ready; None if it was not ready yet, or if its launch was not seen."""
+    """Seconds from launch to ready; None if the instance was not ready yet, or if its launch was not observed."""
     has_failed: bool = False
-    """Whether it crashed, hung or did not start, and has not been ready since."""
+    """Whether the instance crashed, hung or did not start, and has not been ready since."""
     given_up: bool = False
-    """Whether it has failed to start so often that no request waits for it, though it is still tried again."""
+    """Whether the start has failed so often that no request waits for the instance. It is still tried again."""
     leaving: bool = False
     """Whether it is no longer desired."""
     probe_at: float | None = None
-    """When it is probed next; None if it is ready or not probed, or if a probe is in flight."""
+    """When the next probe is due; None if the instance is ready or not probed, or if a probe is in flight."""
 
 
 def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
@@ -145,7 +145,7 @@ def running_counts(instances: Iterable[InstanceStatus]) -> Counter[str]:
 
 
 def replica_counts(instances: Iterable[InstanceStatus], deployments: Sequence[str]) -> ReplicaCounts:
-    """Replicas of a deployment, or of the shards of a node: a replica is one instance of each."""
+    """Replicas of a deployment or of a sharded node. A replica of a sharded node is one instance of each shard."""
     mine = [one for one in instances if one.deployment in deployments and one.endpoint is None]
     failed = next((one for one in mine if one.has_failed and one.reason), None)
     return ReplicaCounts(
@@ -179,42 +179,42 @@ class Instance(msgspec.Struct, kw_only=True):
 
     id: str
     spec: DesiredDeployment
-    """Its deployment as of its start or last update, with the current lifecycle."""
+    """The deployment as it was at the start or last update of the instance, with the current lifecycle."""
     recipe: str
     endpoint: DesiredEndpoint | None = None
     phase: Phase = Phase.STARTING
     shown_phase: str = ""
-    """The last phase that was reported; empty if none was."""
+    """The last phase that was reported; empty if no phase was reported."""
     since: float = 0.0
     host: str = ""
     port: int = 0
     process: str | None = None
     serving: ExecutionInstance | None = None
-    """Its state as dispatchers have it; None if it is not in service."""
+    """The state that was sent to dispatchers; None if the instance is not in service."""
     restarts: int = 0
     failures: int = 0
     """Consecutive failures; the backoff doubles with each."""
     failed_starts: int = 0
     """Consecutive failed starts with this recipe."""
     halted: bool = False
-    """Whether its restart waits while instances of an earlier recipe serve."""
+    """Whether the restart of the instance waits while instances of an earlier recipe serve."""
     final: bool = False
     """Whether its start has failed for a reason that no further try can change."""
     hindered: bool = False
     """Whether the runtime lacked the means to launch it."""
     warmth: float = 0.0
-    """How much it has cached; 0 if unknown."""
+    """The amount of data that the instance has cached; 0 if unknown."""
     launched_at: float | None = None
-    """None if the launch was not seen."""
+    """None if the launch was not observed."""
     start_up_s: float | None = None
     has_served: bool = False
-    """Whether it was ready once with this recipe, so that a restart may help after a crash."""
+    """Whether the instance was ready once with this recipe. A restart after a crash may then help."""
     reason: Reason | None = None
     probing: bool = False
     probed_at: float | None = None
-    """When the last probe ended; None if there was none in this phase."""
+    """When the last probe in this phase ended; None if there was no such probe."""
     idle_gap_s: float = 0.0
-    """Minimum interval of its probes while it is idle; 0 if it is not."""
+    """Minimum interval between probes while the instance is idle; 0 if it is not idle."""
     failed_probes: int = 0
     """Consecutive failed probes."""
     probe_error: str = ""
@@ -223,24 +223,24 @@ class Instance(msgspec.Struct, kw_only=True):
     doubted: bool = False
     """Whether requests failed on this process before a probe that succeeded."""
     ejections: int = 0
-    """Consecutive ejections of this process; the time doubles with each."""
+    """Consecutive ejections of this process; the ejection time doubles with each."""
     ejected_for_s: float = 0.0
-    """How long it gets no requests; 0 until a probe that was sent at once has ended."""
+    """How long the ejected instance gets no requests; 0 while a probe that was sent at once is in flight."""
     recalled: bool = False
-    """Whether it was probed early because no other instance was ready."""
+    """Whether the instance was probed early because no other instance was ready."""
     killed: bool = False
     renewing: bool = False
-    """Whether it is launched again as soon as its process has ended."""
+    """Whether the instance is launched again as soon as its process has ended."""
     drain_asked: bool = False
     outdated: Reason | None = None
-    """Why another instance replaces it; None if it may stay."""
+    """Why another instance replaces this one; None if this one may stay."""
     leaving: bool = False
     """Whether it is no longer desired."""
     in_no_hurry: bool = False
-    """Whether there is no drain timeout, because its place is not needed."""
+    """Whether there is no drain timeout, because the place of the instance is not needed."""
     place: Place | None = None
     unplaced_since: float | None = None
-    """When it was first refused a place; None if it has one, or was not tried."""
+    """When the instance was first refused a place; None if it has a place, or no place was looked for."""
 
     @property
     def deployment(self) -> str:
@@ -252,13 +252,13 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def may_stay(self) -> bool:
-        """Whether it drains only because there were too many, and still serves."""
+        """Whether the instance still serves, and drains only because there were too many instances."""
         is_sound = not self.doubted and not self.ejections
         return self.in_no_hurry and self.phase is Phase.DRAINING and self.serving is not None and is_sound
 
     @property
     def foreign(self) -> bool:
-        """Whether it was adopted, and only the name of its deployment is known yet."""
+        """Whether the instance was adopted, and only the name of its deployment is known yet."""
         return not self.spec.model
 
     @property
@@ -277,7 +277,7 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def deadline(self) -> float | None:
-        """When its phase times out; None if it does not."""
+        """When the phase times out; None if it has no timeout."""
         limits = self.spec.lifecycle
         if self.phase is Phase.STARTING and self.endpoint is None:
             return self.since + limits.start_timeout_s + self.unseen_s
@@ -294,7 +294,7 @@ class Instance(msgspec.Struct, kw_only=True):
 
     @property
     def next_probe(self) -> float | None:
-        """When the next probe is due; None if none is, or if one is in flight."""
+        """When the next probe is due; None if no probe is due, or if a probe is in flight."""
         if self.probing or (self.endpoint is None and self.process is None):
             return None
         interval = self._probe_interval_s
@@ -328,7 +328,7 @@ class Instance(msgspec.Struct, kw_only=True):
     def served(
         self, accepting: bool, spec: DesiredDeployment | None = None, endpoint: DesiredEndpoint | None = None
     ) -> ExecutionInstance:
-        """The state that dispatchers must have of it, or would have with another `spec` and `endpoint`."""
+        """The state that dispatchers must have for this instance, with its own or another `spec` and `endpoint`."""
         spec, endpoint = spec or self.spec, endpoint or self.endpoint
         limit, labels = spec.max_concurrency, dict(spec.labels)
         access = endpoint or spec.engine or EngineAccess()

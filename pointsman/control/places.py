@@ -29,7 +29,7 @@ class Places:
         """Workers that were not passed to the placer yet, because thousands may come before it is used again."""
         self._placer: Placer | None = None
         self.learned = LearnedWorkload()
-        """The asks so far: packing keeps room for such asks."""
+        """What was learned from the asks so far. Packing keeps room for similar asks."""
 
     @property
     def placer(self) -> Placer:
@@ -68,7 +68,7 @@ class Places:
         return self.fleet.remove(worker)
 
     def take(self, instance_id: str, spec: DesiredDeployment) -> Place | Refused | None:
-        """Claim a place for an instance. Returns why there is none, or None if it needs none."""
+        """Claim a place for an instance. Returns the place, why there is no place, or None if no place is needed."""
         if spec.ask is None or not self._workers:
             return None
         placer = self.placer
@@ -86,7 +86,7 @@ class Places:
         return made
 
     def in_the_way(self, instance_id: str, spec: DesiredDeployment) -> tuple[str, ...]:
-        """Instances to evict for one that may preempt others; empty if that would not help."""
+        """The instances to evict for an instance that may preempt others; empty if evictions would not help."""
         if spec.ask is None or not spec.ask.preempts:
             return ()
         found = preempt(msgspec.structs.replace(spec.ask, instance_id=instance_id), self.fleet)
@@ -102,12 +102,12 @@ class Places:
         return [worker for worker in place.workers if worker not in self._workers]
 
     def give_back(self, instance_id: str) -> bool:
-        """Release a place. False if the instance had none."""
+        """Release a place. Returns False if the instance had no place."""
         return self._placer is not None and self.fleet.release(instance_id)
 
 
 def labels_at(places: Places, place: Place | None) -> dict[str, str]:
-    """The labels that all workers of a place share. Without a place: those of the only worker, if there is one."""
+    """The labels that all workers of a place share. Without a place, the labels of the only worker, if any."""
     names = places._workers if place is None else place.workers
     on = [places._workers[name].labels for name in names if name in places._workers]
     if not on or (place is None and len(on) > 1):
@@ -123,7 +123,7 @@ def labels_change(places: Places, worker: Worker) -> bool:
 
 
 def price_at(places: Places, place: Place | None) -> float | None:
-    """The hourly price of the GPUs of a place, by the prices of its workers; None if one of them has none."""
+    """The hourly price of the GPUs of a place, by the prices of its workers; None if a worker has no price."""
     if place is None or not place.gpus:
         return None
     known = [places._workers[name].price_per_gpu_hour for name, _ in place.gpus if name in places._workers]
@@ -134,8 +134,8 @@ def price_at(places: Places, place: Place | None) -> float | None:
 def preview(
     places: Places, wanted: Mapping[str, DesiredDeployment], leaving: Iterable[str]
 ) -> dict[str, Place | Refused]:
-    """What `take` would return for each instance in turn, on a copy of the fleet; refused ones are tried again after
-    others have left.
+    """What `take` would return for each instance in turn, on a copy of the fleet. Refused instances are tried again
+    after others have left.
 
     Instances that need no known place are left out.
     """
@@ -148,8 +148,8 @@ def preview(
 
 
 def remember(places: Places, stored: str) -> None:
-    """Restore what an earlier controller has learned about expected asks, as `LearnedWorkload.as_json` returned it;
-    empty: nothing."""
+    """Restore what an earlier controller has learned about expected asks, as `LearnedWorkload.as_json` returned it. If
+    `stored` is empty, there is nothing to restore."""
     counts = msgspec.json.decode(stored, type=list[KindCount]) if stored else []
     places.learned = LearnedWorkload([*counts, *places.learned.counts()])
     if places._placer is not None:

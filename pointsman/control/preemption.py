@@ -1,8 +1,9 @@
 """Preemption: which deployments make room for one that has requests and no instance.
 
-Idle deployments go first, the least recently used before others; then spare replicas of busy ones; then the last
-replica of a busy one that has had its turn. Enters: instances, the fleet, and scaled deployments. Leaves: evictions and
-records. The one rule: only the target of an idle deployment changes; others come back when there is room.
+Idle deployments are evicted first, beginning with the least recently used. Spare replicas of busy deployments follow,
+and then the last replica of a busy deployment that has had its turn. Enters: instances, the fleet, and scaled
+deployments. Leaves: evictions and records. The one rule: only the target of an idle deployment changes. Evicted
+replicas of other deployments come back when there is room.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -22,7 +23,7 @@ from pointsman.scaling.deployment import ScaledDeployment
 from pointsman.scaling.records import ScalingRecord
 
 MAX_MINIMUM_STAY_S = 10.0
-"""A deployment that was just loaded stays as long as loading took, but at most this long."""
+"""A deployment that was just loaded stays for as long as loading took, but for at most this time."""
 LOADS_PER_TURN = 5
 """A busy deployment stays this many times as long as loading took, so that the machine does more than loading."""
 MAX_HINTS = 2
@@ -41,7 +42,7 @@ class Victim(msgspec.Struct, frozen=True):
 class Preemption(msgspec.Struct, frozen=True):
     records: tuple[ScalingRecord, ...] = ()
     evictions: tuple[tuple[str, Reason], ...] = ()
-    """Instances, and why."""
+    """The instances to evict, and why."""
     retarget: bool = False
     """Whether the target of another deployment has become 0."""
 
@@ -63,7 +64,7 @@ class Preemptor:
             victims = self._victims(one, unplaced[0].deployment, instances, used, now)
             if victims:
                 return self._preempt(one, victims, now)
-            why = Reason("place-awaited", {"deployment": one.name})  # the drain timeout holds for them from now on
+            why = Reason("place-awaited", {"deployment": one.name})  # the drain timeout applies to them from now on
             evictions = tuple((each.id, why) for each in instances if each.phase is Phase.DRAINING)
         more = len(unplaced) > one.reported_unplaced
         one.reported_unplaced = len(unplaced)
@@ -145,7 +146,7 @@ class Preemptor:
 
 
 def in_the_way(refusal: Reason | None) -> Reason | str:
-    """What is in the way, for sentences that already say that there is no place; empty if it is not known."""
+    """What is in the way; empty if unknown. The text continues a sentence about a missing place."""
     if refusal is None:
         return ""
     plain = refusal.plain()
@@ -160,9 +161,9 @@ def may_unload(one: ScaledDeployment, now: float) -> bool:
 
 
 def spare_replicas(one: ScaledDeployment, now: float) -> int:
-    """How many replicas of a busy deployment may be evicted: those above its minimum, or all after its turn.
+    """How many replicas of a busy deployment may be evicted: those above its minimum, or all of them after its turn.
 
-    A sharded node has none: its shards would have to go together.
+    A sharded node has no spare replicas, because its shards would have to be evicted together.
     """
     if one.followers or not _has_stayed(one, now):
         return 0
@@ -181,7 +182,7 @@ def _has_stayed(one: ScaledDeployment, now: float) -> bool:
 def _spare_instances(
     others: Sequence[ScaledDeployment], instances: Sequence[InstanceStatus], now: float
 ) -> list[Victim]:
-    """Instances of busy deployments: those with the most replicas first, then those that were loaded first."""
+    """Instances of busy deployments. Those of deployments with the most replicas come first, then the oldest."""
     found: list[tuple[tuple[int, float], Victim]] = []
     for other in others:
         ready = [each.id for each in instances if each.deployment == other.name and each.phase is Phase.READY]
@@ -212,7 +213,7 @@ def fewest_victims(ask: Ask, fleet: Fleet, leaving: Iterable[str], candidates: S
 
 
 def _needed(ask: Ask, fleet: Fleet, scratch: Fleet, gone: Sequence[Victim]) -> list[Victim]:
-    """The candidates without those that can stay after all; the last ones are put back first."""
+    """The candidates that must go. Those that can stay after all are left out; the last are tried first."""
     needed, placer = list(gone), Placer(scratch)
     for candidate in reversed(gone):
         back = {one: fleet.occupants[one].place for one in candidate.instances if one in fleet.occupants}

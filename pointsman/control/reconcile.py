@@ -38,7 +38,7 @@ def between_recipes(before: str, after: str) -> Reason:
 
 
 def endpoint_recipe(spec: DesiredDeployment, endpoint: DesiredEndpoint) -> str:
-    """The recipe of a server that was started elsewhere. If it differs, it is another server."""
+    """The recipe of a server that was started elsewhere. Servers with different recipes are different servers."""
     facts = {"model": spec.model, "url": endpoint.url, "engine": endpoint.engine}
     more = {"servedModel": endpoint.served_model, "API key": endpoint.key}
     return msgspec.json.encode(facts | {name: value for name, value in more.items() if value}, order="sorted").decode()
@@ -104,28 +104,28 @@ class What(Enum):
     STOP = "stop"
     """Stop an instance, which is drained first if it is in service."""
     KEEP = "keep"
-    """Keep an instance that drains because there were too many, and is wanted after all."""
+    """Keep an instance that was draining because there were too many. It is wanted after all."""
     RESTART = "restart"
     """Restart an instance that is not in service: its process may end before the next one starts."""
     REPLACE = "replace"
-    """An instance is in service, and is stopped once another has taken over. Nothing to do now."""
+    """Stop an instance in service after another has taken over. There is nothing to do now."""
     UPDATE = "update"
     ADD = "add"
     """Add a server that was started elsewhere."""
     REMOVE = "remove"
-    """Remove such a server, which is drained first."""
+    """Remove a server that was started elsewhere. It is drained first."""
 
 
 class ReconcileStep(msgspec.Struct, frozen=True):
     what: What
     subject: str
-    """The instance; the deployment if its lifecycle has changed."""
+    """The instance, or the deployment whose lifecycle has changed."""
     why: Reason
     deployment: str
     endpoint: str = ""
     """The name of the server, if it was started elsewhere."""
     where: Reason | None = None
-    """The place that it would get, or why there is none; None if no place was looked for."""
+    """The place that the instance would get, or why there is no place; None if no place was looked for."""
     in_no_hurry: bool = False
     """Whether there is no drain timeout, because the instance is merely surplus."""
 
@@ -133,8 +133,8 @@ class ReconcileStep(msgspec.Struct, frozen=True):
 def reconcile(
     desired: Desired, observed: Iterable[Instance], *, shutting_down: bool = False, fleet: Fleet | None = None
 ) -> list[ReconcileStep]:
-    """The next steps. `shutting_down`: nothing is wanted any more. `fleet`: if there are too many instances, those
-    that free the most useful room are stopped."""
+    """The next steps. With `shutting_down`, no instance is wanted any more. With `fleet`, surplus instances are stopped
+    in an order that frees the most useful room first."""
     mine: dict[str, list[Instance]] = {}
     leaving: dict[str, list[Instance]] = {}
     taken = set()
@@ -144,7 +144,7 @@ def reconcile(
     wanted = {} if shutting_down else desired.deployments
     steps: list[ReconcileStep] = []
     for name, members in mine.items():
-        if name not in wanted:  # first, to make room
+        if name not in wanted:  # these come first, to make room
             why = Reason("shut-down") if shutting_down else Reason("deployment-unwanted", {"deployment": name})
             steps += [_leave(instance, why) for instance in members]
     for name, spec in wanted.items():
@@ -172,9 +172,9 @@ def lifecycle_steps(before: Desired, after: Desired) -> list[ReconcileStep]:
 def _processes(
     spec: DesiredDeployment, members: list[Instance], back: list[Instance], taken: set[str], fleet: Fleet | None
 ) -> list[ReconcileStep]:
-    """Surge 1: at most one more than wanted. An outdated instance that serves is stopped only when enough others are
-    ready; during a stopped rollout, also one that served before and has crashed. `back`: draining instances that may
-    stay, which are preferred to new ones."""
+    """Steps with surge 1: at most one instance more than wanted. An outdated instance that serves is stopped only when
+    enough others are ready. During a stopped rollout, the same applies to an instance that served before and has
+    crashed. `back`: draining instances that may stay. They are preferred to new instances."""
     wanted = max(spec.replicas, 0) if spec.engine is not None else 0
     recipe = spec.recipe
     current: list[Instance] = []
@@ -218,7 +218,7 @@ def _amend(instance: Instance, spec: DesiredDeployment, recipe: str) -> list[Rec
 
 
 def _changed(instance: Instance, spec: DesiredDeployment, endpoint: DesiredEndpoint | None) -> Reason | None:
-    """The change that must be sent to dispatchers; None if there is none."""
+    """Why dispatchers must be sent an update of an instance; None if they need no update."""
     same = instance.spec is spec or instance.spec == spec
     if instance.foreign or (same and instance.endpoint == endpoint):
         return None
@@ -265,7 +265,7 @@ def _endpoints(spec: DesiredDeployment, members: list[Instance], taken: set[str]
 def _endpoint(
     spec: DesiredDeployment, endpoint: DesiredEndpoint, members: list[Instance], taken: set[str]
 ) -> list[ReconcileStep]:
-    """A server at another address is another server: the old one serves until the new one is ready."""
+    """A server at another address is a different server. The old server serves until the new one is ready."""
     recipe = endpoint_recipe(spec, endpoint)
     current = [one for one in members if one.recipe == recipe]
     steps = []

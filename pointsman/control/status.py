@@ -12,23 +12,23 @@ from pointsman.placement.hints import why_never
 from pointsman.reasons import Reason
 
 SOON_S = 10.0
-"""Requests wait for an instance that is restarted or comes back within this time."""
+"""Requests wait for an instance if it is restarted or comes back within this time."""
 
 
 class Prospects(NamedTuple):
     """What scaling can do for a deployment that has no instances that take requests."""
 
     may_start: bool = False
-    """Whether a waiting request makes it start an instance."""
+    """Whether a waiting request leads to the start of an instance."""
     may_find_room: bool = False
-    """Whether other deployments may make room for it."""
+    """Whether other deployments may make room for this one."""
 
 
 NO_PROSPECTS = Prospects()
 
 
 class Unavailable(msgspec.Struct, frozen=True):
-    """Why no instance of a deployment takes requests, for clients, and when one may."""
+    """What clients are told if no instance of a deployment takes requests: why, and when an instance may."""
 
     why: Reason
     retry_s: float | None = None
@@ -44,10 +44,10 @@ def unavailability(
     now: float,
     prospects: Prospects = NO_PROSPECTS,
 ) -> Unavailable:
-    """Why none of a deployment's instances takes requests: the reason of the one that will be ready first.
+    """Why none of a deployment's instances takes requests: the reason of the instance that will be ready first.
 
-    `instances`: of all deployments. `start_up_s`: how long a start takes, None if unknown. Failures inside are for
-    operators, in `pointsman status`.
+    `instances` are those of all deployments. `start_up_s` is how long a start takes; None if unknown. The details of
+    failures are for operators, in `pointsman status`.
     """
     known = list(instances)
     room = prospects.may_find_room or any(_gives_place(one) for one in known)
@@ -73,7 +73,7 @@ def _gives_place(one: InstanceStatus) -> bool:
 
 
 def _is_expected(one: InstanceStatus, room: bool, now: float) -> bool:
-    """Whether an instance is worth waiting for. `room`: an instance without a place may get one."""
+    """Whether an instance is worth waiting for. `room`: whether an instance without a place may get a place."""
     is_soon = one.until is None or one.until - now <= SOON_S
     if one.leaving or one.halted or one.final or one.drain_asked:
         return False
@@ -108,14 +108,14 @@ def _unavailability(one: InstanceStatus, start_up_s: float | None, now: float) -
 
 
 def _cause(reason: Reason) -> str:
-    """Why an instance cannot start, as a code only, because the facts are for operators."""
+    """The code of the reason why an instance cannot start. The facts are left out, because they are for operators."""
     while isinstance(inner := reason.facts.get("why"), Reason):
         reason = inner
     return reason.code
 
 
 def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
-    """Instances that are not tried again until they are applied again, and why, grouped by deployment."""
+    """Instances that are not tried again until they are applied again, and the reasons, grouped by deployment."""
     by_deployment: dict[str, list[tuple[Reason | None, list[str]]]] = {}
     for one in instances:
         if one.final or one.halted:
@@ -130,8 +130,8 @@ def given_up(instances: Iterable[InstanceStatus]) -> list[Reason]:
 
 
 def nothing_can_start(desired: Desired, instances: Iterable[InstanceStatus], fleet: Fleet | None) -> list[Reason]:
-    """One reason per deployment why it can never start an instance; empty if any of them can, or may. `fleet`: None
-    if no instance has needed a place."""
+    """For each deployment, one reason why it can never start an instance; empty if a deployment can or may start one.
+    `fleet` is None if no instance has needed a place."""
     mine: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
     for one in instances:
         mine.setdefault(one.deployment, []).append(one)
@@ -182,10 +182,10 @@ def deployments_status(
     internal: Container[str],
     now: float,
 ) -> list[dict[str, Any]]:
-    """The desired deployments in their order, then those that are being removed.
+    """The desired deployments in their order, then the deployments that are being removed.
 
-    `load_of` returns a deployment's requests, or None if it takes none. `internal`: deployments that only applications
-    call.
+    `load_of` returns a deployment's requests, or None if the deployment takes no requests. `internal`: deployments that
+    only applications call.
     """
     members: dict[str, list[InstanceStatus]] = {name: [] for name in desired.deployments}
     for one in instances:

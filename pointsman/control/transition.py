@@ -18,7 +18,7 @@ from pointsman.reasons import Reason
 class ControlState:
     def __init__(self) -> None:
         self.desired: Desired | None = None
-        """The desired state that was last applied; None before that, while nothing is decided."""
+        """The desired state that was last applied. While it is None, no step is decided."""
         self.places = Places()
         self.instances: dict[str, Instance] = {}
         self.open = True
@@ -51,7 +51,7 @@ class Transition:
         self.touched: set[str] = set()
         """Instances whose due time may have changed."""
         self.has_room = False
-        """There may be more room than before: try unplaced instances again."""
+        """Whether there may be more room than before, so that unplaced instances are tried again."""
         self.phases: list[tuple[Instance, str]] = []
         """Instances and the phases that they have entered, in order; empty if an instance is gone."""
 
@@ -61,7 +61,7 @@ class Transition:
         return self.state.instances.get(instance_id)
 
     def find_process(self, instance_id: str) -> Instance | None:
-        """The instance, if it has a Pointsman process or is about to have one."""
+        """The instance if it has a Pointsman process, or is about to have one; else None."""
         instance = self.find(instance_id)
         if instance is None or instance.endpoint is not None or instance.phase is Phase.BACKING_OFF:
             return None
@@ -75,7 +75,7 @@ class Transition:
         self.changed = True
 
     def publish(self, instance: Instance) -> None:
-        """Send dispatchers its present state, if it has changed."""
+        """Send dispatchers the present state of an instance, if that has changed."""
         current = instance.served(instance.phase is Phase.READY)
         if instance.endpoint is None:
             current.labels = labels_at(self.state.places, instance.place) | current.labels
@@ -111,7 +111,7 @@ class Transition:
         self.commands.append(events.Kill(instance.id))
 
     def release(self, instance: Instance) -> None:
-        """Give its place back, because its process is gone."""
+        """Give the place of an instance back, because its process is gone."""
         instance.place = None
         self.has_room |= self.state.places.give_back(instance.id)
 
@@ -145,7 +145,7 @@ def start(turn: Transition, instance: Instance) -> None:
 
 
 def launch(turn: Transition, instance: Instance) -> None:
-    """Start its process, if there is a place for it."""
+    """Start the process of an instance, if there is a place for it."""
     instance.halted = instance.final = False
     place = turn.state.places.take(instance.id, instance.spec)
     if isinstance(place, Refused):
@@ -175,7 +175,7 @@ def _wait_for_room(turn: Transition, instance: Instance, refused: Refused) -> No
 
 
 def evict(turn: Transition, instance_id: str, why: Reason) -> None:
-    """Stop an instance that is wanted: it comes back when there is another place for it."""
+    """Stop an instance that is still wanted. It comes back when there is another place for it."""
     instance = turn.find(instance_id)
     if instance is None or instance.endpoint is not None:
         return
@@ -213,26 +213,26 @@ def _unplaced_in_order(turn: Transition) -> list[Instance]:
 
 
 def launched(turn: Transition, instance: Instance, host: str, port: int, process: str) -> None:
-    """Note that its process runs. If it is no longer wanted, the signal is sent now."""
+    """Note that the process of an instance runs. If the instance is no longer wanted, the signal is sent now."""
     instance.host, instance.port, instance.process = host, port, process
     if instance.phase is Phase.STOPPING:
         turn.commands.append(events.Kill(instance.id) if instance.killed else events.Terminate(instance.id))
 
 
 def probe(turn: Transition, instance: Instance) -> None:
-    """Probe its health if it is ready, else its readiness."""
+    """Probe the health of a ready instance, or the readiness of any other instance."""
     instance.probing = True
     if instance.idle_gap_s:
         instance.idle_gap_s = len(turn.state.instances) / IDLE_PROBES_PER_S
     timeout_s = instance.spec.lifecycle.probe_timeout_s
     if instance.phase is Phase.STARTING and instance.endpoint is None:
-        # The first completion of a slow starter may be slow, too: it gets as long as it has had so far.
+        # The first completion of a slow starter may be slow, too. It may take as long as the start took so far.
         timeout_s = max(timeout_s, turn.now - instance.since)
     turn.commands.append(events.Probe(instance.id, instance.phase is not Phase.READY, timeout_s, instance.endpoint))
 
 
 def admit(turn: Transition, instance: Instance) -> None:
-    """Take it into service, because it has done real work."""
+    """Take an instance into service, because it has done real work."""
     turn.enter(instance, Phase.READY)
     if instance.launched_at is not None and instance.start_up_s is None:
         instance.start_up_s = turn.now - instance.launched_at
@@ -246,8 +246,8 @@ def admit(turn: Transition, instance: Instance) -> None:
 
 
 def rest(turn: Transition, instance: Instance) -> None:
-    """Probe it less often, because it has no requests. The first interval differs between instances, so that those that
-    went idle together are not probed together."""
+    """Probe an instance less often, because it has no requests. The first interval differs between instances, so that
+    instances that became idle together are not probed together."""
     shortest_s = instance.spec.lifecycle.probe_interval_s
     longer_s = max(len(turn.state.instances) / IDLE_PROBES_PER_S - shortest_s, 0.0)
     instance.idle_gap_s = shortest_s + longer_s * spread(instance.id)
@@ -274,7 +274,7 @@ def renew(turn: Transition, instance: Instance, spec: DesiredDeployment, why: Re
 
 
 def doubt(turn: Transition, instance: Instance, why: Reason) -> None:
-    """Send it no new requests until a readiness probe succeeds."""
+    """Send an instance no new requests until a readiness probe succeeds."""
     turn.enter(instance, Phase.UNHEALTHY)
     instance.reason = why
     turn.publish(instance)
@@ -282,9 +282,10 @@ def doubt(turn: Transition, instance: Instance, why: Reason) -> None:
 
 
 def stands_out(turn: Transition, instance: Instance, why: Reason, *, contradicted: bool) -> None:
-    """Eject it for a time, because it has more errors than its peers, if enough others take requests.
+    """Eject an instance for a time, because it has more errors than its peers. Enough others must take requests.
 
-    If no peer contradicts it, its requests may be at fault: it comes back as soon as a readiness probe succeeds.
+    If no peer has served the same requests (`contradicted` is False), the requests may be at fault. In that case the
+    instance comes back as soon as a readiness probe succeeds.
     """
     limits = instance.spec.lifecycle
     peers = [one for one in turn.state.instances.values() if one.deployment == instance.deployment]
@@ -319,7 +320,7 @@ def _enter_ejected(turn: Transition, instance: Instance, why: Reason, for_s: flo
 
 
 def stay_ejected(turn: Transition, instance: Instance, probe_error: str) -> None:
-    """A probe at the end of its ejection has failed: it stays out, and is given up after several such probes."""
+    """Keep an instance ejected, because the probe at the end of its ejection failed. Give up after several of these."""
     before = instance.reason
     while before is not None and before.code in ("ejected", "requests-and-probe-failed"):
         before = before.facts["why" if before.code == "ejected" else "before"]
@@ -345,7 +346,7 @@ def recall_ejected(turn: Transition) -> None:
 
 
 def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = False) -> None:
-    """Restart it: it does not work. An external server is only taken out of service, and probed with backoff."""
+    """Restart an instance that does not work. An external server is only taken out of service, then probed."""
     turn.fail(instance, why)
     if instance.endpoint is not None:
         turn.enter(instance, Phase.UNHEALTHY)
@@ -358,8 +359,8 @@ def give_up(turn: Transition, instance: Instance, why: Reason, *, kill: bool = F
 
 
 def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | None = None) -> None:
-    """Note that its process has ended, or could not be started. `final`: why no further start helps, if it was
-    starting."""
+    """Note that the process of an instance has ended, or could not be started. `final`: why no further start helps, if
+    the instance was starting."""
     instance.process = None
     turn.release(instance)
     if instance.leaving:
@@ -376,7 +377,7 @@ def ended(turn: Transition, instance: Instance, why: Reason, final: Reason | Non
 
 
 def hinder(turn: Transition, instance: Instance, why: Reason) -> None:
-    """The runtime lacked the means to start it. That is not a failure of the instance, so it is tried again soon."""
+    """Try an instance again soon. The runtime lacked the means to start it, so the instance has not failed."""
     turn.release(instance)
     instance.hindered, instance.reason = True, why
     turn.enter(instance, Phase.BACKING_OFF)
@@ -410,7 +411,7 @@ def _older_remain(turn: Transition, instance: Instance) -> bool:
 
 
 def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: bool = False) -> None:
-    """Drain, stop or remove it, because it is no longer wanted."""
+    """Drain, stop or remove an instance that is no longer wanted."""
     instance.leaving, instance.reason, instance.in_no_hurry = True, why, in_no_hurry
     if instance.phase in (Phase.READY, Phase.UNHEALTHY, Phase.EJECTED) and instance.serving is not None:
         drain(turn, instance)
@@ -421,7 +422,7 @@ def leave(turn: Transition, instance: Instance, why: Reason, *, in_no_hurry: boo
 
 
 def keep(turn: Transition, instance: Instance) -> None:
-    """Take it back into service: it was draining because there were too many, and is wanted after all."""
+    """Take back into service an instance that was draining as surplus. It is wanted after all."""
     instance.leaving, instance.in_no_hurry, instance.reason = False, False, None
     turn.enter(instance, Phase.READY)
     instance.probed_at = turn.now
@@ -429,7 +430,7 @@ def keep(turn: Transition, instance: Instance) -> None:
 
 
 def drain(turn: Transition, instance: Instance) -> None:
-    """Send it no new requests, and let those in flight end."""
+    """Send an instance no new requests, and let those in flight end."""
     turn.enter(instance, Phase.DRAINING)
     if instance.serving is not None:
         turn.publish(instance)
@@ -437,7 +438,7 @@ def drain(turn: Transition, instance: Instance) -> None:
 
 
 def hurry(turn: Transition, instance: Instance) -> None:
-    """Note that its place is needed: the drain timeout applies from now on."""
+    """Note that the place of an instance is needed. The drain timeout applies from now on."""
     if instance.in_no_hurry:
         instance.in_no_hurry = False
         turn.touched.add(instance.id)
@@ -446,7 +447,7 @@ def hurry(turn: Transition, instance: Instance) -> None:
 
 
 def drained(turn: Transition, instance: Instance, why: Reason) -> None:
-    """Stop it: no request is in flight any more, or the drain timeout is over."""
+    """Stop an instance: no request is in flight any more, or the drain timeout is over."""
     turn.withdraw(instance, why)
     if instance.endpoint is None:
         turn.terminate(instance)

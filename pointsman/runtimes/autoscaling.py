@@ -39,7 +39,7 @@ from pointsman.scaling.policy import policy_name
 from pointsman.scaling.records import ScalingRecord
 
 # Observations for scaling policies: requests and replicas, custom metrics of replicas and Prometheus servers, and GPU
-# usage. A number that cannot be read is left out: the policy keeps earlier ones, and the problem is reported.
+# usage. A number that cannot be read is left out: the policy keeps the earlier numbers, and the problem is reported.
 
 
 CUSTOM = "pointsman_custom_metric"
@@ -134,7 +134,7 @@ class CustomMetrics:
     """Reads the custom metrics of one deployment repeatedly."""
 
     def __init__(self, replicas: Callable[[], Sequence[Address]], tell: Callable[[str, float], None]) -> None:
-        """`replicas` returns those that take requests. `tell(name, value)` is called with each number."""
+        """`replicas` returns the replicas that take requests. `tell(name, value)` is called with each number."""
         self.queries: tuple[MetricQuery, ...] = ()
         self.interval_s = 1.0
         self._replicas = replicas
@@ -168,7 +168,7 @@ class CustomMetrics:
     async def _of_replica(self, address: Address) -> None:
         try:
             answer = await fetch(address, "GET", "/metrics", timeout_s=TIMEOUT_S)
-        except NoResponse:  # its probes report what is wrong
+        except NoResponse:  # the probes of the replica report what is wrong
             return
         for name, value in Samples(answer.body).labelled(CUSTOM, "name") if answer.status == 200 else ():
             self._tell(name, value)
@@ -212,7 +212,7 @@ class MetricAnswer(msgspec.Struct):
 
 
 async def answer_of(query: MetricQuery) -> float | None:
-    """The sum of the present values at a Prometheus server; None if it has none. Raises `NoResponse`."""
+    """The sum of the present values at a Prometheus server; None if there are no values. Raises `NoResponse`."""
     try:
         parts = urlsplit(query.url)
         port = parts.port
@@ -252,11 +252,11 @@ class PolicyCalls(Protocol):
     def close(self) -> None: ...
 
     def wake(self) -> None:
-        """Check again when policies are due: one may be due earlier now."""
+        """Check again when policies are due: a policy may be due earlier than before."""
         ...
 
     def problems(self) -> list[Reason]:
-        """Problems: calls of replaced policies that do not return."""
+        """Calls of replaced policies that do not return."""
         ...
 
 
@@ -277,7 +277,7 @@ class PlaneScaling:
         policies: MakePolicyCalls,
         tasks: BackgroundTasks,
     ) -> None:
-        """`retarget()` is called when targets have changed, `evict(instance, why)` when an instance makes room."""
+        """Calls `retarget()` when targets have changed, and `evict(instance, why)` when an instance must make room."""
         self._traffic = traffic
         self._controller = controller
         self._retarget = retarget
@@ -290,7 +290,7 @@ class PlaneScaling:
         self._state = ScalingState(self._autoscaler, clock, controller.places)
 
     def open(self, store: TargetStore) -> None:
-        """Continue with what an earlier plane saved."""
+        """Continue with the state that an earlier plane saved."""
         self._state.store = store
         remember(self._controller.places, store.scaling().get(WORKLOAD, ""))
         self._traffic.hooks.wanted = self.wake
@@ -306,7 +306,7 @@ class PlaneScaling:
         self._sources.close()
 
     def configure(self, plan: PointsmanPlan) -> None:
-        """Apply a plan whose lanes are open. Targets stay."""
+        """Apply a plan whose lanes are open. Targets stay as they are."""
         for name in self._state.configure(plan.scaling_setup(), running_counts(self._controller.instances())):
             self._sources.forget(name)
         plans = {one.name: one for one in plan.deployments}
@@ -315,7 +315,7 @@ class PlaneScaling:
         self._loop.wake()
 
     def desired(self, wanted: Desired, plan: PointsmanPlan | None = None) -> Desired:
-        """The desired state with the targets in force, within the limits of `plan`; None: of the plan in force."""
+        """The desired state with the targets in force, within the limits of `plan` (default: the plan in force)."""
         setup, running = None if plan is None else plan.scaling_setup(), running_counts(self._controller.instances())
         return wanted.with_replicas(self._autoscaler.targets(setup, self._state.saved(), running))
 
@@ -324,7 +324,7 @@ class PlaneScaling:
         self._loop.wake()
 
     def wake(self, deployment: str) -> None:
-        """Call the policy now, because a request waits and no instance takes it."""
+        """Call the policy now, because a request waits and no instance takes requests."""
         self._autoscaler.wake(deployment)
         self._loop.wake()
 
@@ -356,7 +356,7 @@ class PlaneScaling:
     # Carrying out decisions
 
     def _decided(self, change: ScalingChange, deployments: Iterable[ScaledDeployment], now: float) -> None:
-        """Apply the targets of a policy that has answered, and make room for instances that have no place."""
+        """Apply the targets that a policy has returned, and make room for instances that have no place."""
         self._apply(change)
         used = self._traffic.demand.used()
         for one in deployments:
@@ -389,7 +389,7 @@ class ScalingState:
         return {name: state for name, state in found.items() if name != WORKLOAD}
 
     def configure(self, setup: ScalingSetup, running: Mapping[str, int]) -> list[str]:
-        """Apply a configuration with saved state and what runs. Returns deployments that are no longer scaled."""
+        """Apply a configuration, given the saved state and what runs. Returns deployments that are no longer scaled."""
         records = (lambda _: ()) if self.store is None else self.store.scaling_records
         gone = self._autoscaler.configure(setup, self.saved(), records, running)
         if self.store is not None:
@@ -478,7 +478,7 @@ class PolicyLoop:
         call.add_done_callback(lambda _: self._ended(policy, call))
 
     def _ended(self, policy: ActivePolicy, call: asyncio.Task[None]) -> None:
-        """End a call, whatever its result: the next call is due in time."""
+        """Note the end of a call. Whatever its result, the next call is scheduled."""
         self._calls.discard(call)
         policy.end(self._clock())
         self._woken.set()

@@ -20,11 +20,11 @@ class RuntimeChoice(msgspec.Struct, frozen=True):
 
     name: str = "local"
     address: str = ""
-    """Address of a Ray cluster; if empty, one is started on this machine."""
+    """Address of a Ray cluster; if empty, a cluster is started on this machine."""
     storage: str = ""
-    """A folder for the state, which all nodes of a cluster can reach; empty: the memory of the cluster."""
+    """A folder for the state, on all nodes of a cluster; if empty, the cluster keeps the state in memory."""
     host: str = ""
-    """The address of this machine in the cluster; if empty, the one that Ray finds."""
+    """The address of this machine in the cluster; if empty, the address that Ray finds."""
     namespace: str = "pointsman"
     lease_s: float = 3.0
     orphan_grace_s: float = 60.0
@@ -34,8 +34,8 @@ LOCAL = RuntimeChoice()
 
 
 def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: PlaneTraffic, tasks: Tasks) -> PlaneOperations:
-    """A plane that is not started yet. `state`: where its state is kept; None: in memory only. `tasks`: where its
-    background tasks run."""
+    """A plane that is not started yet. It keeps its state at `state`, or only in memory if that is None. `tasks` runs
+    its background tasks."""
     _check(runtime.name)
     from pointsman.runtimes.plane import Plane
 
@@ -58,7 +58,7 @@ def plane_on(runtime: RuntimeChoice, state: Path | None, traffic: PlaneTraffic, 
 
 
 def workers_of(runtime: str, labels: Mapping[str, str] | None = None) -> list[Worker]:
-    """The workers that a plane would find, without a plane. It calls drivers, which may raise anything."""
+    """The workers that a plane would find. No plane is needed. Drivers are called, and they may raise anything."""
     _check(runtime)
     from pointsman.runtimes.machine.detection import detect
 

@@ -48,7 +48,7 @@ class ControlLoop:
         failed: Callable[[str, Exception, float], None] | None = None,
     ) -> None:
         """`handled` is called after the commands of each event. `failed` is called with an error of an event or a
-        command, and all other commands are still carried out; None: errors are raised."""
+        command, and all other commands are still carried out. If `failed` is None, errors are raised."""
         self.controller = Controller()
         self._clock = clock
         self._instances = instances

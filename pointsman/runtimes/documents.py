@@ -1,7 +1,7 @@
-"""Documents that take effect on a plane, one after the other: they are applied, deployed, rolled back or deleted.
+"""Documents that are applied, deployed, rolled back or deleted on a plane, one after the other.
 
 Enters: documents of operators. Leaves: the revision in force, and what has changed. The one rule: a revision is stored
-before it takes effect, and a destructive one takes effect only as it was confirmed.
+before it takes effect, and a destructive revision takes effect only as it was confirmed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from pointsman.runtimes.stores import DocumentStore, StoredManifest
 
 
 class Documents:
-    """The revision in force, and its changes. Each is stored before it takes effect."""
+    """The revision in force, and its changes. Each change is stored before it takes effect."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Documents:
         enforce: Callable[[PointsmanPlan, str, Collection[str]], None],
     ) -> None:
         """`store` raises if the plane does not run. `preview` returns what a plan means for instances, given the
-        desired state and the deployments whose rollout is tried again. `enforce` puts it in force, with the folder of
-        its manifest."""
+        desired state and the deployments whose rollout is tried again. `enforce` puts a plan in force, with the folder
+        of its manifest."""
         self.revision = Revision()
         self.plan_in_force = PointsmanPlan()
         self.generation = 0
@@ -54,13 +54,13 @@ class Documents:
         self._changing = asyncio.Lock()
 
     def open(self, store: DocumentStore, document: ManifestText | None) -> Revision | None:
-        """Load the stored revision. Returns the revision to start with, which is not in force yet; None if there is
-        none."""
+        """Load the stored revision. Returns the revision to start with, which is not in force yet, or None if there is
+        no revision."""
         stored, applications = store.manifest(), store.applications()
         if stored is not None:
             self.generation, manifest = stored
             self.revision = Revision(manifest)
-            with suppress(ConfigError):  # it may name what no longer exists; it is only compared
+            with suppress(ConfigError):  # a document may name things that are gone; it is only compared
                 self.revision = load_revision(
                     manifest, applications, was_in_force=True, sources_of=lambda one: _sources(store, one)
                 )
@@ -94,7 +94,7 @@ class Documents:
             return self.put_in_force(*self.revision.changed(document, plan), confirmation=confirmation, asker=asker)
 
     async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
-        """Put the previous version of an application in force; a second call returns to the one before that."""
+        """Put the previous version of an application in force; a second call returns to the version before that."""
         async with self._changing:
             self.revision.find(name)
             before = self._store().application_before(name)
@@ -112,7 +112,7 @@ class Documents:
     async def restore(
         self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
     ) -> Changes:
-        """Put an earlier manifest in force; None: the previous one; a second call returns to the one before that."""
+        """Put an earlier manifest in force (default: the previous one; a second call returns to the one before it)."""
         async with self._changing:
             found = _earlier(self.history(), generation)
             plan = await _loaded(found.document, _sources(self._store(), found.document))
@@ -141,9 +141,9 @@ class Documents:
         note: str = "",
         asker: Asker = THE_PLANE,
     ) -> Changes:
-        """Store a revision and enforce it. Returns what has changed. `confirmation`: of these changes, if they are
-        destructive; None: they need none. `restores`: the generation of the manifest that comes back. `note` replaces
-        the summary in the history."""
+        """Store a revision and enforce it. Returns what has changed. `confirmation` confirms these changes if they are
+        destructive; with None, they need no confirmation. `restores` is the generation of the manifest that comes
+        back. `note` replaces the summary in the history."""
         store = self._store()
         plan, changes = revision.plan(), self._changes(revision, retry)
         if changes.dangers and confirmation not in (None, changes.confirmation):
@@ -164,25 +164,25 @@ class Documents:
         if not changes.dangers:
             return changes
         marked = [(step.what, step.subject) for step in changes.steps if step.destructive]
-        # The confirmation covers everything that it is about, so a new one is needed if any of that has changed
-        # in the meantime.
+        # The confirmation covers these values, so a new confirmation is needed if one of them has changed in the
+        # meantime.
         told = msgspec.json.encode([self.revision.fingerprint, revision.fingerprint, changes.dangers, marked])
         return msgspec.structs.replace(changes, confirmation=sha256(told).hexdigest()[:16])
 
 
 async def _loaded(document: ManifestText, sources: Sources | None = None) -> PointsmanPlan:
-    # On a thread: it may import modules of the user, and requests must be served in the meantime.
+    # On a thread: loading may import modules of the user, and requests must be served in the meantime.
     return await asyncio.to_thread(load_document, document, sources=sources)
 
 
 def _sources(store: DocumentStore, document: ManifestText) -> Sources | None:
-    """The code of a stored document as of when it took effect; None if it was not kept."""
+    """The code that a stored document had when it took effect; None if that code was not kept."""
     packed = store.kept.of(document)
     return None if packed is None else unpack_sources(packed)
 
 
 def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredManifest:
-    """A stored manifest; None: the one before the one in force."""
+    """The stored manifest of a generation. If `generation` is None, the manifest before the one in force."""
     there = [
         one for one in kept if one.generation == generation or (generation is None and one.generation < kept[0].content)
     ]
@@ -196,8 +196,8 @@ def _earlier(kept: Sequence[StoredManifest], generation: int | None) -> StoredMa
 
 
 def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None:
-    """Raise if the code that an earlier version ran is no longer available: that of policies, which is not kept, or of
-    nodes with too much of it. `again`: the command to repeat then."""
+    """Raise if the code that an earlier version ran is no longer available. Code of policies is not kept, nor is code
+    of nodes that have too much of it. `again` is the command to repeat in that case."""
     if document.code != plan.code:
         raise PointsmanError(
             f"nothing was changed, because the code of that version is no longer available: files in {document.folder} "
@@ -208,7 +208,7 @@ def _check_code(document: ManifestText, plan: PointsmanPlan, again: str) -> None
 def _save(
     store: DocumentStore, before: Revision, after: Revision, rolled_back: str, summary: str, restores: int | None
 ) -> int | None:
-    """Store a revision, or raise. Returns the generation of its manifest; None if that has not changed."""
+    """Store a revision, or raise. Returns the generation of its manifest, or None if the manifest has not changed."""
     now, generation = time.time(), None
     known, manifest = before.manifest, after.manifest
     stored = store.applications()

@@ -17,7 +17,7 @@ from pointsman.control.instances import Phase
 from pointsman.reasons import Reason
 
 KEPT = 2_000
-"""Maximum events in memory; as many are read back from the file."""
+"""Maximum number of events in memory, and of events that are read back from the file."""
 
 
 RESTART = (Phase.BACKING_OFF.value, Phase.STARTING.value)
@@ -28,9 +28,9 @@ class Asker(NamedTuple):
     """The operator who requested a change."""
 
     name: str = ""
-    """Empty if the plane itself decided it."""
+    """Empty if the plane itself decided the change."""
     key: str = ""
-    """The fingerprint of the admin key that allowed it; empty if none was needed."""
+    """The fingerprint of the admin key that allowed the change; empty if no key was needed."""
 
 
 THE_PLANE = Asker()
@@ -42,7 +42,7 @@ class PlaneEvent(msgspec.Struct, frozen=True):
     at: float
     """Unix time."""
     deployment: str
-    """Empty if it is about the plane as a whole."""
+    """Empty if the event is about the plane as a whole."""
     what: Reason
     asker: Asker = THE_PLANE
 
@@ -87,7 +87,7 @@ class EventLog:
         self._last = 0
 
     def open(self, store: EventStore) -> None:
-        """Load what is stored, and store further events there."""
+        """Load the stored events, and store further events in the same place."""
         earlier = []
         for line in store.lines(KEPT):
             with suppress(msgspec.MsgspecError, KeyError):  # the last line of a killed plane may be incomplete
@@ -105,7 +105,7 @@ class EventLog:
         return [] if self._store is None else self._store.problems()
 
     async def close(self) -> None:
-        """Store the pending events; nothing is stored after that."""
+        """Store the pending events. Later events are not stored."""
         store, self._store = self._store, None
         if store is not None:
             await store.close()
@@ -137,8 +137,8 @@ class EventLog:
             del self.restarts[name]
 
     def since(self, number: int, limit: int, deployment: str = "") -> list[dict[str, Any]]:
-        """The newest events after a number, oldest first. A number above the last is from another log: all events are
-        new then."""
+        """The newest events after a number, oldest first. If the number is above the last one, it is from another log,
+        and all events are new."""
         number = number if number <= self._last else 0
         found = [one for one in self._events if one["number"] > number and deployment in ("", one["deployment"])]
         return found[-limit:] if limit else []

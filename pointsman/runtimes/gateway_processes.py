@@ -13,13 +13,13 @@ from pointsman.runtimes.gateways import PREFIX, LinkedGateway
 from pointsman.runtimes.interface import BackgroundTasks, Clock, ProcessOrder, Runtime, Timer
 
 FIRST_RESTART_S, MAX_RESTART_S = 0.1, 5.0
-"""Pause before a gateway that has ended is started again: it doubles with each end, up to the second value."""
+"""First and longest pause before a gateway that has ended is started again. The pause doubles with each end."""
 CALM_S = 30.0
 """A gateway that has run for this long starts again after the first pause."""
 
 
 def gateway_places(processes: int, nodes: Sequence[str] = ()) -> dict[str, str]:
-    """The names of gateways, and the worker of each; empty: the machine of the plane."""
+    """The names of gateways, and the worker of each; an empty worker is the machine of the plane."""
     numbers = range(1, processes + 1)
     if not nodes:
         return {f"{PREFIX}{number}": "" for number in numbers}
@@ -31,7 +31,7 @@ class GatewayChange(Enum):
 
     STARTED = "started"
     SILENT = "silent"
-    """Its worker does not answer. The gateway may still serve."""
+    """The worker of the gateway does not answer. The gateway may still serve."""
     ENDED = "ended"
 
 
@@ -46,7 +46,7 @@ class GatewayProcesses:
         command: Sequence[str],
         changed: Callable[[LinkedGateway, GatewayChange], None],
     ) -> None:
-        """`command` lacks the name of the gateway. `changed` is called when something has happened to a gateway."""
+        """`command` lacks the name of the gateway. `changed` is called after each change of a gateway."""
         self._runtime = runtime
         self._clock = clock
         self._tasks = tasks
@@ -58,7 +58,7 @@ class GatewayProcesses:
         self._is_stopping = False
 
     def adopt(self, members: Mapping[str, LinkedGateway], events: Iterable[ControllerEvent]) -> None:
-        """Take over processes of an earlier plane, start those that are missing, and end surplus ones."""
+        """Take over processes of an earlier plane, start missing processes, and end surplus ones."""
         for event in events:
             if isinstance(event, Adopted):
                 if event.instance_id in members:

@@ -1,8 +1,8 @@
-"""The plane's side of several gateways, whose traffic it handles as one.
+"""The plane's side of its links to gateways, whose traffic the plane handles as one.
 
 Enters: what the plane does to instances, and reports of gateways. Leaves: messages to gateways, and the sum of
-their reports. The one rule: an instance is idle once every live gateway has confirmed it. A gateway that has not
-answered may still have requests on it.
+their reports. The one rule: an instance is idle only after every live gateway has confirmed that. A gateway that has
+not answered may still have requests on the instance.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class IdleCall(NamedTuple):
 
     deployment: str
     awaited: set[str]
-    """Gateways that have not confirmed it yet; the empty name is this process."""
+    """Gateways that have not confirmed yet that the instance is idle; the empty name is this process."""
     call: Callable[[], None]
 
 
@@ -62,17 +62,17 @@ class LinkedGateway:
     """The plane's state of a gateway in another process."""
 
     def __init__(self, name: str, worker: str = "") -> None:
-        """`worker` is where it runs; empty: the machine of the plane."""
+        """`worker` is where the gateway runs; if empty, it runs on the machine of the plane."""
         self.name = name
         self.worker = worker
         self.process = ""
-        """The runtime's name for its process; empty while it does not run."""
+        """The runtime's name for the process of the gateway; empty while that does not run."""
         self.send: Callable[[PlaneMessage], None] | None = None
-        """None while it is not connected."""
+        """None while the gateway is not connected."""
         self.url = ""
-        """Where it listens; empty if it does not, or not at the address of the last documents."""
+        """Where the gateway listens; empty unless it listens at the address of the last documents."""
         self.calls = ""
-        """Where it takes calls of replicas; empty if it does not."""
+        """The address at which the gateway takes calls from replicas; empty if it takes none."""
         self.restarts = 0
         self.lanes: dict[str, LaneLoad] = {}
         self.ahead_s = 0.0
@@ -80,9 +80,9 @@ class LinkedGateway:
         self.last = LinkReport(0.0, {}, {}, {}, {})
         self.problems: list[Reason] = []
         self.problem = ""
-        """Why it does not serve as the documents demand."""
+        """Why the gateway does not serve as the documents demand."""
         self.unstarted = ""
-        """Why the last attempt to start it failed; empty if it did not."""
+        """Why the last attempt to start the gateway failed; empty if that attempt succeeded."""
         self.summaries: dict[str, tuple[int, int, float, int]] = {}
 
     def on(self, deployment: str, instance_id: str) -> InstanceLoad:
@@ -90,7 +90,7 @@ class LinkedGateway:
         return NO_LOAD if load is None else load.instances.get(instance_id, NO_LOAD)
 
     def unavailability(self) -> Reason:
-        """Why it is not connected."""
+        """Why the gateway is not connected."""
         name = self.name.removeprefix("@")
         if self.unstarted:
             return Reason("gateway-not-started", {"gateway": name, "why": self.unstarted})
@@ -120,7 +120,7 @@ class GatewayGroup:
         self._clock = clock
 
     def send(self, message: PlaneMessage, but: str = "") -> None:
-        """Send to all connected gateways."""
+        """Send a message to all connected gateways except `but`."""
         for one in self.members.values():
             if one.send is not None and one.name != but:
                 one.send(message)
@@ -147,7 +147,7 @@ class GatewayGroup:
         )
 
     def on(self, deployment: str, instance_id: str) -> Activity:
-        """What gateways have sent to an instance."""
+        """The requests that gateways have sent to an instance."""
         found = [(one, one.on(deployment, instance_id)) for one in self.members.values()]
         worked = [load.worked_at + one.ahead_s for one, load in found if load.worked_at is not None]
         return Activity(
@@ -184,7 +184,7 @@ class SharedTraffic:
         self._local = local
         self._clock = clock
         self._known: list[str] | None = None
-        """None before the first comparison: an earlier plane may have had more in service than this one has yet."""
+        """None before the first comparison: an earlier plane may have had more instances in service than this one."""
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
         self._local.configure(plans)
@@ -319,8 +319,8 @@ class SharedInstances:
         self._clock.call_soon(self.tell_unavailability)
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        # Gateways that are not connected count too: they may have requests on it, and receive the inquiry when they
-        # connect.
+        # Gateways that are not connected count too: they may have requests on the instance, and they receive the
+        # inquiry when they connect.
         members = [one for one in self._group.members.values() if one.process]
         self._idle_calls[instance_id] = IdleCall(deployment, {"", *(one.name for one in members)}, call)
         for one in members:
@@ -329,7 +329,7 @@ class SharedInstances:
         self._local.instances.when_idle(deployment, instance_id, partial(self.idle_at, "", instance_id))
 
     def idle_at(self, gateway: str, instance_id: str | None = None) -> None:
-        """Note that a gateway has no request on an instance; None: on any instance, because the gateway has ended."""
+        """Note that a gateway has no request on an instance, or on any instance (None) because it has ended."""
         for name in [*self._idle_calls] if instance_id is None else [instance_id]:
             waiting = self._idle_calls.get(name)
             if waiting is not None:
@@ -338,7 +338,7 @@ class SharedInstances:
                     self._idle_calls.pop(name).call()
 
     def repeat_to(self, one: LinkedGateway) -> None:
-        """Repeat open questions to a gateway that has connected, and why instances are missing."""
+        """Tell a gateway that has connected again what it must confirm, and why instances are missing."""
         for name, waiting in self._idle_calls.items():
             if one.send is not None and one.name in waiting.awaited:
                 one.send(AwaitIdle(waiting.deployment, name))
@@ -430,5 +430,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def is_gateway(instance_id: str) -> bool:
-    """Whether a process of the runtime is a gateway, which owns nothing and may outlive the lease of its worker."""
+    """Whether a process is a gateway. A gateway owns nothing, and may outlive the lease of its worker."""
     return instance_id.startswith(PREFIX)

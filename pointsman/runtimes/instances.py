@@ -25,9 +25,9 @@ class Entry(msgspec.Struct, frozen=True):
     """The server's name for the model."""
     engine: Engine
     endpoint: DesiredEndpoint | None = None
-    """None if the plane starts its process."""
+    """None if the plane starts the process of the instance."""
     key: str = ""
-    """Where its API key is found."""
+    """Where the API key of the server is found."""
 
 
 class Directory:
@@ -43,7 +43,7 @@ class Directory:
         return list(self._entries)
 
     def enter(self, instance_id: str, plan: DeploymentPlan) -> Engine:
-        """Add a process of a deployment. It keeps the adapter that is returned, whatever is applied later."""
+        """Add a process of a deployment. It keeps the returned adapter, even if another plan is applied later."""
         assert plan.engine is not None, "only deployments with an engine have processes"
         wanted = plan.desired.engine
         served, key = ("", "") if wanted is None else (wanted.served_model, wanted.key)
@@ -57,7 +57,7 @@ class Directory:
         plans: Mapping[str, DeploymentPlan],
         deployment_of: Callable[[str], str],
     ) -> Entry:
-        """A server that the plane did not start, with the model that is now requested from it."""
+        """The entry of a server that the plane did not start, with the model that requests to it now name."""
         known, deployment = self._entries.get(instance_id), deployment_of(instance_id)
         served = endpoint.served_model or plans[deployment].model
         if known is not None and (known.deployment, known.model, known.endpoint) == (deployment, served, endpoint):
@@ -72,19 +72,19 @@ class Directory:
 
 
 class Evidence:
-    """Requests that replace health probes: an instance that answers them needs none."""
+    """Requests that replace health probes: an instance that answers requests needs no probe."""
 
     def __init__(self, load: LoadTable, tell: Tell) -> None:
         self._load = load
         self._tell = tell
         self._seen: dict[str, tuple[float, int]] = {}
-        """The time of the last check of each instance, and the number of requests sent to it before."""
+        """The time of the last check of each instance, and the number of requests sent to it before that check."""
         self._idle: set[str] = set()
         """Instances that were reported to their controller as idle."""
 
     def spares(self, instance_id: str, deployment: str, now: float) -> bool:
-        """Whether no probe is needed, because a request was answered since the last call. Without any requests since
-        then, the instance is probed less often."""
+        """Whether no probe is needed, because the instance has answered a request since the last call. If no request
+        was sent to it since then, it is probed less often."""
         seen = self._load.activity(deployment, instance_id)
         if seen is None:
             return False
@@ -117,14 +117,14 @@ SOURCES = "POINTSMAN_SOURCES"
 
 
 class LoadedCode:
-    """Replicas that have loaded other code than that in force: it was edited before they started, and is too large
-    to be kept."""
+    """Replicas whose code differs from the code in force. Their files were edited before they started, and the code
+    was too large to be kept."""
 
     def __init__(self) -> None:
         self._edited: set[str] = set()
 
     def launched(self, instance_id: str, plan: DeploymentPlan) -> dict[str, str]:
-        """Note that an instance starts. Returns environment variables with the code in force, if its files differ."""
+        """Note that an instance starts. If its files differ, returns environment variables with the code in force."""
         self._edited.discard(instance_id)
         code = plan.replica_code
         if code is None or not code.is_edited():
@@ -161,13 +161,13 @@ class EngineInstances:
         self._evidence = Evidence(load, tell)
         self._deployment_of = deployment_of
         self._plans: dict[str, DeploymentPlan] = {}
-        """Plans by deployment: those in force, and those of removed deployments that still have instances."""
+        """Plans by deployment: the plans in force, and the plans of removed deployments that still have instances."""
         self._by_recipe: dict[tuple[str, str], DeploymentPlan] = {}
-        """Plans by deployment and recipe, including earlier ones that still have instances."""
+        """Plans by deployment and recipe, including earlier plans that still have instances."""
         self._folder = ""
 
     def configure(self, plan: PointsmanPlan, folder: str) -> None:
-        """Apply another plan. `folder` is that of the manifest, where its instances run."""
+        """Apply another plan. `folder` is the folder of the manifest, in which the instances of the plan run."""
         self._folder = folder
         for one in plan.deployments:
             self._plans[one.name] = one
@@ -175,7 +175,7 @@ class EngineInstances:
         self.user_configs.configure(plan.user_configs())
 
     def keep(self, instances: Iterable[InstanceStatus], deployments: Iterable[str]) -> None:
-        """Drop what no instance and no deployment in force still needs."""
+        """Drop everything that no instance and no deployment in force needs."""
         known = list(instances)
         names = {one.id for one in known}
         self.directory.keep(names)

@@ -4,9 +4,9 @@
                                                                       -> Traffic (Dispatchers) -> gateway
 
 A runtime starts, signals and watches processes on workers, chooses ports there, hands over files and shared memory,
-reads logs, and reports workers and their loss. Nothing above it assumes that a worker is this machine. Every method is
+reads logs, and reports workers and their loss. No code above it assumes that a worker is this machine. Every method is
 called on the thread of the plane's event loop. Methods that are not `async` return at once: their results are reported
-later, as events of `pointsman.control.events`, which also says what a runtime promises about their order.
+later, as events of `pointsman.control.events`. That module also states the order of events that a runtime promises.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
@@ -41,18 +41,18 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """The time of a runtime: the machine's, or virtual. No call is made before the method that asked for it returns."""
+    """The time of a runtime: the machine's, or virtual. A method that schedules a call returns before it is made."""
 
     def now(self) -> float:
         """Seconds since an arbitrary moment; never less than before."""
         ...
 
     def call_at(self, at: float, call: Callable[..., None], *args: Any) -> Timer:
-        """Call once, at a time; at once if that has passed."""
+        """Make a call once at a given time, or at once if that time has passed."""
         ...
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> Timer:
-        """Call it once, as soon as the current event is over."""
+        """Make a call once, as soon as the current event is over."""
         ...
 
 
@@ -63,7 +63,7 @@ class BackgroundTasks(Protocol):
     """
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
-        """Run a coroutine that returns only when it is cancelled here. If it ends, start it again after a pause."""
+        """Run a coroutine until it is cancelled here. If it ends before that, start it again after a pause."""
         ...
 
     def complete(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Timer:
@@ -79,11 +79,11 @@ class BackgroundTasks(Protocol):
         ...
 
     def failed(self, name: str, error: BaseException, retry_s: float | None = None) -> None:
-        """Report a failure. `retry_s`: when the work is tried again; None if it continues by itself."""
+        """Report a failure. `retry_s`: seconds until the work is tried again; None if it continues by itself."""
         ...
 
     def problems(self) -> list[Reason]:
-        """Problems: what failed lately, how often, and when it is tried again."""
+        """The work that failed lately, how often it failed, and when it is tried again."""
         ...
 
     def failures(self) -> Mapping[str, int]:
@@ -108,40 +108,40 @@ class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str
     deployment: str
     recipe: str
-    """Kept with the process, so that a later plane can tell what it runs."""
+    """Kept with the process, so that a later plane knows what the process runs."""
     place: Place | None
-    """None: anywhere."""
+    """None if the process may run anywhere."""
     worker: str = ""
-    """The worker to run on, if it needs no place; empty: any worker."""
+    """The worker for a process that needs no place; if empty, the process may run on any worker."""
     folder: str
     """Working directory, if it exists on the worker."""
     launch: Callable[[str, int], LaunchSpec]
-    """Command and environment for a host and port that the runtime chose. A user's adapter may raise anything.
-    Raises `CannotStart` if no further try can succeed."""
+    """Command and environment for a host and port that the runtime chose. Raises `CannotStart` if no further try can
+    succeed. A user's adapter may raise anything."""
     remedy: str = ""
     """What to do if the program is missing."""
     why_final: Callable[[ProcessEnd], Reason | None] = lambda _: None
-    """Why no further start can succeed after this end of a process; None if one may."""
+    """Why no further start can succeed after this end of a process; None if a further start may succeed."""
 
 
 Tell: TypeAlias = Callable[[ControllerEvent], None]
 
 
 class Activity(NamedTuple):
-    """Requests of an instance in service."""
+    """Requests on an instance in service."""
 
     requests: int
     """Total number of requests sent to it."""
     in_flight: int
     worked_at: float
-    """When it last answered a request; -inf: never."""
+    """When the instance last answered a request; -inf if it never did."""
 
 
 class LoadTable(Protocol):
     """What is known about the load of instances in service. Other instances are ignored."""
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: Samples | None) -> None:
-        """An engine reported its metrics; `source` is what they were read from."""
+        """An engine reported its metrics, which were read from `source`."""
         ...
 
     def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
@@ -149,12 +149,12 @@ class LoadTable(Protocol):
         ...
 
     def activity(self, deployment: str, instance_id: str) -> Activity | None:
-        """None if it is not in service."""
+        """None if the instance is not in service."""
         ...
 
     def rest(self, deployment: str, instance_id: str, until: float | None = None) -> None:
-        """An instance is idle, and is observed less often until it is sent a request. `until`: when it is measured
-        again; None: it is not measured."""
+        """An instance is idle, and is observed less often until it is sent a request. `until` is when it is measured
+        again; None if it is not measured."""
         ...
 
 
@@ -163,7 +163,7 @@ class Unsaved(NamedTuple):
 
     changes: int
     failures: int
-    """Failed attempts to store something since the start."""
+    """Number of failed attempts to store something since the start."""
 
 
 class RuntimeParts(Protocol):
@@ -183,7 +183,7 @@ class RuntimeParts(Protocol):
 
     @property
     def documents(self) -> DocumentStore:
-        """Available after `open`, like the next two."""
+        """Available after `open`, like the next two properties."""
         ...
 
     @property
@@ -194,7 +194,7 @@ class RuntimeParts(Protocol):
 
     @property
     def replicas(self) -> "ReplicaAccess":
-        """Available after `adopt`, like the next one."""
+        """Available after `adopt`, like the next property."""
         ...
 
     @property
@@ -210,9 +210,9 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
-        """Take over the processes that an earlier plane left running: these are returned.
+        """Take over the processes that an earlier plane left running, and return them.
 
-        From then on `tell` gets events of processes, workers and probes, and `load` gets metrics. Raises
+        From then on `tell` receives events of processes, workers and probes, and `load` receives metrics. Raises
         `PointsmanError` if processes cannot be started at all.
         """
         ...
@@ -226,15 +226,15 @@ class Runtime(RuntimeParts, Protocol):
         ...
 
     def address(self, instance_id: str) -> Address | None:
-        """Where the process of an instance listens, as gateways reach it; None if it has no process."""
+        """The address at which gateways reach the process of an instance; None if the instance has no process."""
         ...
 
     async def logs(self, instance_id: str, lines: int) -> str | None:
-        """The last lines that an instance wrote; None if nothing was ever started under that name."""
+        """The last lines that an instance wrote; None if no instance of that name was ever started."""
         ...
 
     def look_at_workers(self, plan: PointsmanPlan) -> None:
-        """Measure again what workers have and what others use. Reports `WorkerSeen` and `WorkerLost`, if anything.
+        """Measure again what workers have and what other programs use. May report `WorkerSeen` and `WorkerLost`.
 
         Called after each change of the plan, and every second while an instance has no place.
         """
@@ -259,8 +259,8 @@ class AdminListener(Protocol):
     """Where replicas and the operator's commands reach the gateway. A client that can connect may do everything."""
 
     async def listen(self, connect: Callable[[], Any], connect_replica: Callable[[], Any]) -> None:
-        """Accept connections; `connect` makes the protocol of each. `connect_replica` does so for replicas on other
-        machines, which may do only what their secret allows."""
+        """Accept connections. `connect` makes the protocol of each connection, and `connect_replica` makes the protocol
+        of connections from replicas on other machines, which may do only what their secret allows."""
         ...
 
     def dial(self) -> Transport:
@@ -281,21 +281,21 @@ class ReplicaAccess(Protocol):
     def memory(self) -> "SharedMemory": ...
 
     def introduce(self, launch: LaunchSpec, user_config: bytes) -> LaunchSpec:
-        """A launch with everything that a replica must know about its plane, and its user config (JSON)."""
+        """A launch to which the user config (JSON) and everything that a replica must know about its plane is added."""
 
     def reach_at(self, gateways: Sequence[str]) -> None:
-        """Give replicas the addresses where gateways in other processes take their calls, as host:port."""
+        """Give replicas the addresses (host:port) at which gateways in other processes take calls from replicas."""
 
 
 class SharedMemory(Protocol):
-    """Large values that replicas of one worker pass to each other by name."""
+    """Large values that replicas on one worker pass to each other by name."""
 
     def remove(self, names: Iterable[str]) -> None:
         """Free these values. Unknown names are ignored."""
         ...
 
     def remove_older_than(self, age_s: float) -> None:
-        """Free values that were written longer ago: their requests ended without the gateway learning of the names."""
+        """Free values that are older. Their requests have ended, and the gateway was never told the names."""
         ...
 
 
@@ -309,7 +309,7 @@ class Probes(Protocol):
         ...
 
     def follow(self, deployment: str, instance_id: str, address: Address, engine: Engine) -> None:
-        """Read the metrics of an instance from now on, less often while it is idle."""
+        """Read the metrics of an instance from now on. While it is idle, they are read less often."""
         ...
 
     def unfollow(self, instance_id: str) -> None: ...
@@ -329,7 +329,7 @@ class GpuMeter(Protocol):
     """How busy the GPUs of instances are, for scaling policies."""
 
     async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
-        """Measure again, if these deployments have GPUs and the last measurement is old. Takes at most 0.2 s."""
+        """Measure again if these deployments have GPUs and the last measurement is old. Takes at most 0.2 s."""
         ...
 
     def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
@@ -343,10 +343,10 @@ class GpuMeter(Protocol):
 
 
 class DocumentOperations(Protocol):
-    """Documents in force. Each method raises `ConfigError` with all problems, and then changes nothing.
+    """Documents in force. If a method raises `ConfigError`, that names all problems, and nothing has changed.
 
-    `confirmation`, from `plan` or `NotConfirmed`, confirms a destructive change; without the right one, such a change
-    raises `NotConfirmed`. None: no confirmation is needed.
+    `confirmation` comes from `plan` or `NotConfirmed`, and confirms a destructive change. A wrong confirmation raises
+    `NotConfirmed`. With None, no confirmation is needed.
     """
 
     revision: Revision
@@ -354,7 +354,7 @@ class DocumentOperations(Protocol):
 
     @property
     def plan_in_force(self) -> PointsmanPlan:
-        """The manifest, and the applications beside it."""
+        """The plan of the manifest and of all applications."""
         ...
 
     def plan(self, document: ManifestText) -> Changes:
@@ -364,13 +364,13 @@ class DocumentOperations(Protocol):
     async def apply(
         self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE, note: str = ""
     ) -> Changes:
-        """Put a manifest in force, or an application beside it. `note`: its summary in the history."""
+        """Put a manifest or an application in force. `note` is the summary in the history."""
         ...
 
     async def deploy(
         self, document: ManifestText, confirmation: str | None = None, asker: Asker = THE_PLANE
     ) -> Changes:
-        """Put an application in force beside the manifest, in place of its previous version."""
+        """Put an application in force in addition to the manifest. It replaces its previous version."""
         ...
 
     async def rollback(self, name: str, confirmation: str | None = None, asker: Asker = THE_PLANE) -> Changes:
@@ -384,7 +384,7 @@ class DocumentOperations(Protocol):
     async def restore(
         self, generation: int | None, confirmation: str | None = None, asker: Asker = THE_PLANE
     ) -> Changes:
-        """Put an earlier manifest in force; None: the previous one."""
+        """Put an earlier manifest in force; None stands for the previous manifest."""
         ...
 
     async def delete(self, name: str, asker: Asker = THE_PLANE) -> Changes:
@@ -397,10 +397,10 @@ class DocumentOperations(Protocol):
 
 
 class ScalingOperations(Protocol):
-    """Replica counts. A name is that of a deployment, or APP/NODE; one that is not scaled raises `PointsmanError`."""
+    """Replica counts by name: a deployment, or APP/NODE. The name of something not scaled raises `PointsmanError`."""
 
     def scale(self, name: str, replicas: int | None, for_s: float | None, by: str) -> None:
-        """Hold a number of replicas, for a time or until further notice; None: the policy decides again."""
+        """Hold a number of replicas, for a time or until further notice; with None, the policy decides again."""
         ...
 
     def status(self, name: str) -> dict[str, Any]:
@@ -426,7 +426,7 @@ class InstanceControl(Protocol):
         ...
 
     def drain(self, instance_id: str) -> None:
-        """Take an instance out of service, once another has taken its place. Raises `UnknownName`."""
+        """Take an instance out of service after another has taken its place. Raises `UnknownName`."""
         ...
 
 
@@ -458,12 +458,12 @@ class Beginning(Protocol):
     """The documents that a plane was started with."""
 
     def futile(self) -> list[Reason]:
-        """Why none of its instances can ever start; empty if one can or did, or if something else was applied since."""
+        """Why no instance can ever start; empty if one can or did, or if other documents were applied since."""
         ...
 
 
 class PlaneOperations(Operations, Protocol):
-    """A plane, as the gateway in front of it uses it."""
+    """The operations that the gateway in front of a plane uses."""
 
     @property
     def runtime(self) -> Runtime: ...
@@ -487,8 +487,8 @@ class PlaneOperations(Operations, Protocol):
     async def start(
         self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
     ) -> None:
-        """Run a document; None: the one that was last in force. If it raises `PointsmanError`, nothing runs. `prepare`
-        is called before anything is started or changed, and may raise."""
+        """Run a document; None stands for the document last in force. If this raises `PointsmanError`, nothing runs.
+        `prepare` is called before anything is started or changed, and may raise."""
         ...
 
     async def stop(self) -> None:

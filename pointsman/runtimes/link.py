@@ -1,11 +1,11 @@
-"""The link between a plane and its gateways in other processes: its messages, and their frames.
+"""The messages between a plane and its gateways in other processes, and the frames of these messages.
 
-The plane sends gateways documents, instances, metrics and each other's state; a gateway reports requests, what it has
-seen of instances, and usage, and hands over records.
+The plane sends each gateway documents, instances, metrics and the state of the other gateways. A gateway sends the
+plane reports about requests, instances and usage, and the records of requests.
 
-A message is a msgpack array with its name in front; a frame is its length in four bytes, and the message. Frames go
-over an HTTP connection that the gateway makes: those of the plane as the pieces of one long response, those of the
-gateway as bodies of requests.
+A message is a msgpack array that begins with the name of the message. A frame is the length of the message in four
+bytes, followed by the message. The gateway opens an HTTP connection for the frames: the plane sends its frames as the
+pieces of one long response, and the gateway sends its frames as bodies of requests.
 """
 
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ from pointsman.runtimes.serving import Ending
 from pointsman.types import ExecutionInstance
 
 SHARE_S = 0.1
-"""Interval of reports about changes."""
+"""Interval between reports if something has changed."""
 BEAT_S = 1.0
-"""Interval of reports without changes."""
+"""Interval between reports if nothing has changed."""
 MAX_FRAME = 64 * 1024 * 1024
 
 
@@ -63,7 +63,7 @@ class InstanceGone(LinkMessage, frozen=True):
 
 
 class KnownInstances(LinkMessage, frozen=True):
-    """All instances of the plane, including those that are not in service (yet). All others are gone."""
+    """All instances of the plane, in service or not. Instances that are not in the list are gone."""
 
     instance_ids: list[str]
 
@@ -89,11 +89,11 @@ class RestInstance(LinkMessage, frozen=True):
     deployment: str
     instance_id: str
     for_s: float | None
-    """Seconds until it is measured again; None: it is not measured."""
+    """Seconds until the instance is measured again; None if it is not measured."""
 
 
 class UnavailabilityNotice(LinkMessage, frozen=True):
-    """Why no instance of a deployment takes requests; None: one does."""
+    """Why no instance of a deployment takes requests. `why` is None if an instance takes requests."""
 
     deployment: str
     start_up_s: float | None
@@ -101,7 +101,7 @@ class UnavailabilityNotice(LinkMessage, frozen=True):
 
 
 class PeerNews(LinkMessage, frozen=True):
-    """A sign of life of another gateway, and what has changed there, by deployment."""
+    """A sign of life from another gateway, and the changes at that gateway, by deployment."""
 
     peer: str
     news: dict[str, News]
@@ -118,7 +118,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     take: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Amounts to return, unless they are used or reserved."""
     period_left_s: float | None = None
-    """Seconds until the budget is renewed, if it is used up; else None."""
+    """Seconds until the budget is renewed; None if it is not used up."""
 
 
 class Grants(LinkMessage, frozen=True):
@@ -136,12 +136,12 @@ class Inquiry(LinkMessage, frozen=True):
 
     number: int
     about: str
-    """metrics, request, requests, shadow, canary or recording."""
+    """The subject: metrics, request, requests, shadow, canary or recording."""
     details: dict[str, str]
 
 
 class StopServing(LinkMessage, frozen=True):
-    """Accept nothing new, finish what is in flight, and end; what is left after this time is cut off."""
+    """Accept no new requests, finish those in flight, and end. Requests that take longer than this are cut off."""
 
     within_s: float
 
@@ -160,9 +160,9 @@ class TenantUse(msgspec.Struct, frozen=True, array_like=True):
     used: tuple[float, float, float]
     returned: tuple[float, float, float]
     needed: tuple[float, float, float]
-    """Amounts that were missing for the largest request that was refused because too little was left."""
+    """Some requests were refused because too little was left. These amounts were missing for the largest of them."""
     held: tuple[float, float, float]
-    """Amounts that are granted and not used."""
+    """Amounts that are granted and not yet used."""
     in_flight: int = 0
     reserved: tuple[float, float] = (0.0, 0.0)
     """Reserved tokens and cost."""
@@ -174,21 +174,21 @@ class Joining(LinkMessage, frozen=True):
     gateway: str
     tenants: dict[str, TenantUse]
     url: str = ""
-    """The address at which it listens; empty if it does not yet."""
+    """The address at which the gateway listens; empty if it does not listen yet."""
 
 
 class InstanceLoad(msgspec.Struct, frozen=True, array_like=True):
-    """The load that one gateway has on an instance, and what it has learned about it."""
+    """The requests of one gateway on an instance, and what the gateway has learned about the instance."""
 
     requests: int
     in_flight: int
     worked_at: float | None
-    """When it last answered a request, by the clock of the gateway; None: never."""
+    """When the instance last answered a request, by the clock of the gateway; None if it never did."""
     latency_ms: float | None = None
     throughput: float | None = None
     paused_until: float | None = None
     silence: Reason | None = None
-    """Why it has closed the instance, if that is silent."""
+    """Why the gateway sends the instance no requests, if the instance is silent; None otherwise."""
 
 
 class LaneLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -214,19 +214,20 @@ class LinkReport(LinkMessage, frozen=True):
     requests: int = 0
     """Total number of requests that were answered."""
     problems: list[Reason] | None = None
-    """The new values; None: unchanged."""
+    """The present problems; None if they have not changed."""
     summaries: dict[str, tuple[int, int, float, int]] | None = None
-    """Answered requests, errors, total seconds of ended requests, and their number, by deployment; None: unchanged."""
+    """By deployment: answered requests, errors, total seconds of ended requests, and number of ended requests. None if
+    nothing has changed."""
 
 
 class Listens(LinkMessage, frozen=True):
-    """Whether it accepts requests as the last documents demand, or why it cannot."""
+    """Whether the gateway accepts requests as the last documents demand, or why it cannot."""
 
     url: str
     grpc: str = ""
     problem: str = ""
     calls: str = ""
-    """Where it takes calls of replicas, as host:port."""
+    """The address at which the gateway takes calls from replicas, as host:port."""
 
 
 class RequestsFailing(LinkMessage, frozen=True):
@@ -245,7 +246,7 @@ class Stirred(LinkMessage, frozen=True):
 
 
 class InstanceWanted(LinkMessage, frozen=True):
-    """A request waits, and no instance takes any."""
+    """A request waits, and no instance takes requests."""
 
     deployment: str
 
@@ -330,7 +331,7 @@ class Frames:
 
 
 def portable(reason: Reason) -> Reason:
-    """A reason with plain facts and its text among them, because the other side cannot render other facts."""
+    """A reason whose facts are plain data and include its text, because the other side cannot render the facts."""
     told = reason.as_dict()
     return Reason(told["code"], {**told["facts"], "text": told["text"]})
 

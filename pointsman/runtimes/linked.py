@@ -1,7 +1,7 @@
 """The gateway's side of its link to a plane in another process, and the messages between dispatchers on both sides.
 
-Enters: messages of the plane. Leaves: lanes that follow it, and reports. The one rule: a gateway serves with the last
-known state. It keeps everything when its plane is gone, and the next plane continues from there.
+Enters: messages of the plane. Leaves: lanes that follow the plane, and reports. The one rule: a gateway serves with the
+last known state. It keeps everything when its plane is gone, and the next plane continues from there.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ from pointsman.runtimes.traffic import Lane, Traffic, refuse_stranded
 
 
 class LaneNews:
-    """The load and the learned facts that the lanes of one process exchange with those of others."""
+    """The load and the learned facts that the lanes of one process exchange with lanes of other processes."""
 
     def __init__(self, traffic: Traffic, clock: Clock) -> None:
         self._traffic = traffic
@@ -52,7 +52,7 @@ class LaneNews:
         """Lanes and their peers, by deployment."""
 
     def news(self) -> dict[str, News]:
-        """The changes since the last call, by deployment."""
+        """What has changed since the last call, by deployment."""
         now = self._clock.now()
         told = {name: peers.news(now) for name, peers in self._each()}
         return {name: news for name, news in told.items() if news}
@@ -90,7 +90,7 @@ class LinkedTraffic:
     """The gateway's side: lanes that follow a plane in another process."""
 
     def __init__(self, traffic: Traffic, clock: Clock, tell: Callable[[GatewayMessage], None]) -> None:
-        """`tell` sends a message to the plane at once; without a plane, it does nothing."""
+        """`tell` sends a message to the plane at once. Without a plane, it does nothing."""
         self.traffic = traffic
         self.peers = LaneNews(traffic, clock)
         self._load = TrafficLoad(traffic)
@@ -109,14 +109,14 @@ class LinkedTraffic:
         hooks.unavailability = lambda name, _: self._notices.get(name, NOT_HEARD)
 
     def connected(self) -> None:
-        """Handle the connection of a plane, perhaps of a new one."""
+        """Handle the connection of a plane, which may be a new plane."""
         for lane in self.traffic.all_lanes():
             self._unconfirmed |= {str(endpoint): lane.name for endpoint in lane.dispatcher.fleet.roster}
         self._told.clear()
         self.peers.begin_again()
 
     def observe(self) -> None:
-        """Keep the requests that end in open, scaled lanes, for reports."""
+        """For reports, keep the requests that end in open, scaled lanes."""
         for lane in self.traffic.lanes.values():
             lane.dispatcher.listen(None if lane.plan.scaling is None else partial(self._ended, lane.name))
 
@@ -163,7 +163,7 @@ class LinkedTraffic:
         instance, deployment = message.instance, message.deployment
         self._unconfirmed.pop(instance.instance_id, None)
         if not self._knows(deployment):
-            return  # its documents could not be loaded here, which was reported
+            return  # the documents could not be loaded here, which was reported
         lane = next(one for one in self.traffic.all_lanes() if one.name == deployment)
         if instance.instance_id in lane.dispatcher.fleet:
             self.traffic.update(deployment, instance)
@@ -189,7 +189,7 @@ class LinkedTraffic:
         self._load.rest(message.deployment, message.instance_id, until)
         active = self._load.activity(message.deployment, message.instance_id)
         if active is not None and active.in_flight:
-            self._tell(Stirred(message.instance_id))  # it was sent a request in the meantime
+            self._tell(Stirred(message.instance_id))  # the instance was sent a request in the meantime
 
     def _absent(self, message: UnavailabilityNotice) -> None:
         lane = self.traffic.lanes.get(message.deployment)

@@ -34,7 +34,7 @@ from pointsman.scaling.records import ScalingRecord
 LOOK_S = 1.0
 """Interval of checks of endpoints files, and of workers that lack room."""
 OVERTIME_S = 5.0
-"""Instances that have not stopped this long after their time limits are ended by the runtime."""
+"""The runtime ends instances that have not stopped this long after their time limits."""
 
 
 class Plane:
@@ -84,7 +84,7 @@ class Plane:
         self._changes = 0
         """The controller's `changes` as of the last announcement."""
         self._kept: tuple[int, PointsmanPlan] | None = None
-        """The changes and the plan as of the last removal of what is no longer needed."""
+        """The changes and the plan at the time when data that is no longer needed was last removed."""
         self._announcements = Announcements(runtime.clock, self.listeners, runtime.tasks)
         self._began = runtime.clock.now()
         self.beginning = FirstDocuments(self.control.controller, self.documents)
@@ -100,8 +100,8 @@ class Plane:
     async def start(
         self, document: ManifestText | None = None, prepare: Callable[[PointsmanPlan], Awaitable[None]] | None = None
     ) -> None:
-        """Run a manifest, or an application by itself; None: the one that was last in force. Deployed applications
-        stay, and processes of an earlier plane are adopted."""
+        """Run a manifest, or an application by itself; None stands for the manifest last in force. Deployed
+        applications stay, and processes of an earlier plane are adopted."""
         runtime = self.runtime
         await runtime.open()
         try:
@@ -150,7 +150,7 @@ class Plane:
         try:
             self.scaling.close()
             self._empty.clear()
-            overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime stops the others
+            overtime = clock.call_at(clock.now() + limit_s, self._empty.set)  # the runtime ends instances that are left
             self.control.tell(control.PlaneStopping())
             await self._empty.wait()
             overtime.cancel()
@@ -190,7 +190,7 @@ class Plane:
             "problems": [one.as_dict() for one in problems],
         }
 
-    # What is in force
+    # The documents in force
 
     def _store(self) -> DocumentStore:
         if not self._is_running:
@@ -275,7 +275,7 @@ class FirstDocuments:
         self._controller = controller
         self._documents = documents
         self._first: Revision | None = None
-        """The revision that the plane was started with; None once that no longer matters."""
+        """The revision that the plane was started with; None when it no longer matters."""
 
     def begin(self) -> None:
         self._first = self._documents.revision

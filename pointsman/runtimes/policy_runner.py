@@ -1,8 +1,8 @@
 """Calls of users' policies with a time limit: those of scaling on a thread, those of scheduling in the loop.
 
 A scaling policy has half a second, so a thread may answer late. A scheduling decision is due within microseconds, and
-handing requests and instances to a thread or process costs more than most decisions. So it runs in the loop, under a
-watchdog that raises an exception inside it when it blocks.
+handing requests and instances to a thread or process costs more than most decisions. So a scheduling policy runs in
+the loop, under a watchdog that raises an exception inside the policy when it blocks.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class PolicyRunner:
     def __init__(self, name: str) -> None:
         self._name = name
         self._began: float | None = None
-        """Start of the call in progress; None if there is none."""
+        """Start of the call in progress; None if no call is in progress."""
 
     @property
     def is_running(self) -> bool:
@@ -52,7 +52,7 @@ class PolicyRunner:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answered, result)
 
-        # A daemon thread, not of a pool: a policy that never returns must not keep the process alive.
+        # A daemon thread instead of a pool's thread: a policy that never returns must not keep the process alive.
         try:
             threading.Thread(target=work, name=f"scaling {self._name}", daemon=True).start()
         except RuntimeError as error:  # too many threads: the next call may succeed
@@ -70,7 +70,7 @@ AGAIN_S = 0.01
 
 
 class Watchdog:
-    """Times users' scheduling code, and interrupts it if it blocks, by a signal (SIGALRM).
+    """Times users' scheduling code, and interrupts code that blocks with a signal (SIGALRM).
 
     Signals reach the main thread only. In another thread, or where the program uses that signal itself, code is timed
     and not interrupted. Calls share one timer, which is set once per limit and not once per call: a call costs two
@@ -81,9 +81,9 @@ class Watchdog:
         self.now = now
         self.inside = False
         self.interrupts: bool | None = None
-        """Whether it can interrupt; None: no user code has run yet."""
+        """Whether the watchdog can interrupt; None if no user code has run yet."""
         self._deadline: float | None = None
-        """The deadline of the current call; None if there is none."""
+        """The deadline of the current call; None if there is no call."""
         self._armed = False
 
     def call(self, limit_s: float, method: Callable[..., Any], about: tuple[Any, ...]) -> tuple[Any, float]:
@@ -124,6 +124,6 @@ class Watchdog:
             return
         left_s = deadline - time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, max(left_s, AGAIN_S))
-        # In the frame of `call` the code has not begun or has ended: only its own frames are interrupted.
+        # In the frame of `call`, user code has not begun or has ended. Only frames of user code are interrupted.
         if self.inside and left_s <= 0 and frame is not None and frame.f_code is not Watchdog.call.__code__:
             raise Stalled

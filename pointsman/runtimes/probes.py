@@ -22,26 +22,26 @@ TASK = "scrapes"
 SCRAPE_TIMEOUT = 4.0
 """Timeout of a scrape, as a multiple of the scrape interval."""
 TICK = 0.2
-"""Share of the scrape interval: scrapes are made at multiples of it, so that several share a wake-up."""
+"""A share of the scrape interval. Scrapes are made at multiples of this time, so that several share a wake-up."""
 BUSY_SCRAPES = 4
 """Number of scrapes of an idle instance before it is scraped less often."""
 IDLE_SCRAPE_S = 4.0
-"""The longest scrape interval of an idle instance, if there are few."""
+"""The longest scrape interval of an idle instance, if there are few idle instances."""
 IDLE_SCRAPES_PER_S = 25.0
 """Maximum scrapes of all idle instances together: the more there are, the less often each is scraped."""
 AT_ONCE = 16
-"""Exchanges that are begun at once, before other work continues."""
+"""Number of exchanges that are begun in one go before other work continues."""
 TURN_S = 0.005
 BUFFERED_BYTES = 4 * 1024 * 1024
 LATELY_S = 60.0
-"""How long a probe that could not be made counts as a problem, unless a later one is made."""
+"""How long a probe that could not be made counts as a problem, unless a later probe is made."""
 
 
 class ScrapeTurn(msgspec.Struct):
     """The scrape schedule of an instance."""
 
     quiet: int = 0
-    """Consecutive scrapes that found it idle."""
+    """Consecutive scrapes that found the instance idle."""
     begun_at: float = 0.0
     """When the last scrape began."""
     gap_s: float = 0.0
@@ -53,7 +53,7 @@ class ScrapeTurn(msgspec.Struct):
 class ScrapeSchedule:
     """The scrape schedule: at each interval for busy instances, less and less often for idle ones.
 
-    The interval of idle ones grows with their number, so that all of them together are scraped at a bounded rate.
+    The interval of idle instances grows with their number, so that the total rate of their scrapes is bounded.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -71,12 +71,12 @@ class ScrapeSchedule:
 
     @property
     def next_due(self) -> float | None:
-        """When the next scrape is due; None if none is."""
+        """When the next scrape is due; None if no scrape is due."""
         due: float | None = self._due.first_key()
         return due
 
     def take(self, now: float) -> list[str]:
-        """The instances to scrape now. Each is due again when its scrape has ended."""
+        """The instances to scrape now. The next scrape of each is scheduled after this one has ended."""
         taken = []
         while len(self._due) and self._due.first_key() <= now:
             instance_id = self._due.pop()
@@ -101,7 +101,7 @@ class ScrapeSchedule:
         return due_s
 
     def stir(self, instance_id: str, now: float) -> None:
-        """Scrape an instance that was sent a request as soon as a busy one would be."""
+        """Scrape an instance as soon as a busy one, because it was sent a request."""
         turn = self._turns.get(instance_id)
         if turn is not None:
             turn.quiet = 0
@@ -110,7 +110,7 @@ class ScrapeSchedule:
 
 
 class Exchanges:
-    """Begins exchanges, a few at a time, so that hundreds of them do not hold up requests."""
+    """Begins exchanges a few at a time, so that hundreds of exchanges do not delay requests."""
 
     def __init__(self, clock: Clock, tasks: BackgroundTasks) -> None:
         self._clock = clock
@@ -182,7 +182,7 @@ class Followed:
     def __init__(self, deployment: str, client: HttpClient, engine: Engine) -> None:
         self.deployment, self.client, self.engine = deployment, client, engine
         self.requests = 0
-        """Requests that were sent to it before its last scrape."""
+        """Number of requests that were sent to the instance before its last scrape."""
         self.failures = 0
         """Consecutive failed scrapes."""
         self.why = ""
@@ -191,7 +191,7 @@ class Followed:
         """The scrape in progress."""
 
     def read(self, reply: Reply) -> tuple[Metrics, Samples] | None:
-        """The metrics in a reply; None if there are none, which counts as a failure."""
+        """The metrics in a reply. None if the reply has no metrics, which counts as a failure."""
         try:
             found = self._read(reply)
         except NoResponse as error:
@@ -216,7 +216,7 @@ class Followed:
 
 
 class Scrapes:
-    """The metrics of instances in service, each over a connection that probes use too."""
+    """Reads the metrics of instances in service, over the same connections as probes."""
 
     def __init__(self, load: LoadTable, clock: Clock, tasks: BackgroundTasks, exchanges: Exchanges, interval_s: float):
         self._load = load
@@ -286,7 +286,7 @@ class Scrapes:
         self._exchanges.begin(followed.question)
 
     def _scraped(self, instance_id: str, followed: Followed, metrics: Metrics | None) -> None:
-        """End a scrape. The next comes later if the instance is idle."""
+        """End a scrape. If the instance is idle, the next scrape comes later."""
         seen = self._load.activity(followed.deployment, instance_id)
         is_idle = seen is None or (seen.requests == followed.requests and not seen.in_flight)
         is_idle &= metrics is None or not (metrics.running_requests_size or metrics.waiting_queue_size)
@@ -301,8 +301,8 @@ class Scrapes:
 class HttpProbes:
     """`Probes` of the interface, for instances that are HTTP servers.
 
-    Metrics that cannot be read are not reported: they age, and the count of requests in flight stands for the load of
-    the instance, which is therefore never mistaken for idle.
+    Metrics that cannot be read are not reported, so the last known metrics age. The number of requests in flight then
+    stands for the load of the instance, so a busy instance never appears idle.
     """
 
     def __init__(
@@ -319,7 +319,7 @@ class HttpProbes:
         self.is_out_of_reach: Callable[[str], bool] = lambda _: False
         """Whether answers of an instance are ignored now, because its worker is cut off."""
         self._held: dict[str, Answered] = {}
-        """Answers that were ignored when they came."""
+        """Answers that were ignored when they came, by instance."""
 
     def probe(
         self, instance_id: str, address: Address, question: ProbeRequest, readiness: bool, timeout_s: float
@@ -356,7 +356,7 @@ class HttpProbes:
             self._tell(Answered(instance_id, readiness))
 
     def back_in_reach(self) -> None:
-        """Handle a worker that answers again: the answers of its instances count."""
+        """Count the answers of instances again, because their worker answers again."""
         for instance_id in [one for one in self._held if not self.is_out_of_reach(one)]:
             self._tell(self._held.pop(instance_id))
 
@@ -397,7 +397,7 @@ def instance_client(address: Address) -> HttpClient:
 
 
 def authorization(target: object) -> str:
-    """The header line with the API key of a server; empty if it has none. Raises `NoResponse` if it cannot be read."""
+    """The header line with the API key of a server; empty if there is no key. Raises `NoResponse` if unreadable."""
     source = getattr(target, "key", "")
     try:
         return f"authorization: Bearer {read_key(source)}\r\n" if source else ""
@@ -406,7 +406,7 @@ def authorization(target: object) -> str:
 
 
 def _failure(question: ProbeRequest, reply: Reply, *, is_work: bool) -> str:
-    """Why a probe failed; empty if it did not. `is_work`: the answer must also be a JSON object."""
+    """Why a probe failed; empty if it succeeded. With `is_work`, the answer must also be a JSON object."""
     if isinstance(reply, NoResponse):
         return str(reply)
     return question.failure(reply.status, reply.body, is_work=is_work)

@@ -1,8 +1,7 @@
-"""Promotions on a plane: canaries that are renewed while they run, and the manifest that a verdict leads to.
+"""Promotions on a plane: canaries that are renewed while they run, and the manifest that results from a verdict.
 
-Enters: operators' orders, and counts of gateways. Leaves: a new manifest, or the unchanged one; and a record. The one
-rule: a promotion belongs to the plane that started it. If that plane ends, so does the canary, and the policy in force
-stays.
+Enters: operators' orders, and counts from gateways. Leaves: a new or unchanged manifest, and a record. The one rule: a
+promotion belongs to the plane that started it. If that plane ends, the canary ends too, and the policy in force stays.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from pointsman.runtimes.shadowing import CanaryLease
 
 POLL_S = 1.0
 KEPT = 50
-"""Number of promotions that are remembered."""
+"""Maximum number of promotions that are remembered."""
 CONDITION = "ttft_p90 < 0% and errors <= 0%"
 MAX_S = 7 * 86400.0
 
@@ -33,10 +32,10 @@ class PromotionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     candidate: str
     deployment: str = ""
-    """Empty: the only deployment that has this candidate."""
+    """The deployment; if empty, the only one that has this candidate."""
     condition: str = CONDITION
     canary: float = 0.1
-    """The share of requests that it decides on during the promotion."""
+    """The share of requests on which the candidate decides during the promotion."""
     for_s: float = 600.0
 
 
@@ -60,7 +59,7 @@ class Promotions:
         self._name = name
 
     def start(self, asked: PromotionRequest) -> Promotion:
-        """Start a promotion. Raises `PointsmanError` if that is not possible."""
+        """Start a promotion. Raises `PointsmanError` if it cannot be started."""
         terms = read_condition(asked.condition)
         if not 0.0 < asked.canary <= 0.9:
             raise PointsmanError(f"the canary must be a share between 0 and 90 %, found {asked.canary:.6g}")

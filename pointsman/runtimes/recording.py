@@ -1,8 +1,7 @@
 """Live traffic as a recording: lengths and salted hashes of blocks, never text.
 
 Enters: requests as they arrive, and records of those that have ended. Leaves: lines in the Mooncake format. The one
-rule: nothing is recorded unless it is read. A recording that is not read for a while ends, and costs nothing
-from then on.
+rule: requests are recorded only while the recording is read. If it is not read for a while, it ends.
 """
 
 from collections import deque
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK_TOKENS = 512
 BLOCK_BYTES = 4 * BLOCK_TOKENS
-"""A token is about four bytes of text, and four bytes as an id."""
+"""A token takes about four bytes as text, and four bytes as an id."""
 LEASE_S = 15.0
 """A recording that is not read for this long ends."""
 MAX_LINES = 50_000
@@ -56,14 +55,14 @@ class RecordingLease(msgspec.Struct, frozen=True):
     salt: str
     """Hex digits. No recording contains the salt, so that hashes cannot be compared with those of known texts."""
     began: float
-    """When it began, on the clock of gateways."""
+    """When the recording began, on the clock of gateways."""
     model: str = ""
-    """The model to record; empty: all."""
+    """The model to record; if empty, all models are recorded."""
     stop: bool = False
 
 
 class RecordedPart(msgspec.Struct):
-    """The lines of one gateway that were not read yet."""
+    """The lines from one gateway that were not read yet."""
 
     lines: list[RecordedLine] = []
     left_out: int = 0
@@ -71,7 +70,7 @@ class RecordedPart(msgspec.Struct):
     dropped: int = 0
     """Lines that were not read in time."""
     unfinished: int = 0
-    """Requests in flight when it ended."""
+    """Requests that were in flight when the recording ended."""
 
     def add(self, other: "RecordedPart") -> None:
         self.lines = self.lines + other.lines
@@ -81,7 +80,7 @@ class RecordedPart(msgspec.Struct):
 
 
 def block_ids(request: RequestMetadata, salt: bytes) -> list[int]:
-    """A number for each block of the prompt, which also depends on everything before the block."""
+    """A number for each block of the prompt. Each number also depends on everything before the block."""
     if request.token_ids is not None:
         text = b"".join(token.to_bytes(4, "big") for token in request.token_ids)
     else:

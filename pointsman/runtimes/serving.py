@@ -1,7 +1,7 @@
-"""What a plane needs from its traffic, whatever carries it: dispatchers in this process, or in gateways elsewhere too.
+"""What a plane needs from its traffic. Dispatchers may be in this process only, or in other gateways too.
 
 Enters: plans, instances and metrics. Leaves: what requests show about instances, and numbers of requests. The one rule:
-an instance is idle only if no request is in flight on it, wherever it was sent from.
+an instance is idle only if no request from any gateway is in flight on it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,23 +29,23 @@ class ServiceTable(Protocol):
     def withdraw(self, deployment: str, instance_id: str, why: Reason) -> None: ...
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
-        """Make a call once, as soon as no request is in flight on an instance; never within this one."""
+        """Make a call once, as soon as no request is in flight on an instance. It is never made before this returns."""
         ...
 
 
 class RequestCounts(NamedTuple):
-    """The requests of a deployment, in numbers."""
+    """Numbers of requests of a deployment."""
 
     running: int = 0
     waiting: int = 0
     arrived: int = 0
     """Total number of requests that have arrived."""
     kv_usage: float | None = None
-    """Mean share in use of the KV caches of its instances; None if unknown."""
+    """Mean share of the instances' KV caches that is in use; None if unknown."""
 
 
 class Ending(NamedTuple):
-    """A request that has ended, as scaling measures it. None: unknown, or the request was refused."""
+    """A request that has ended, as scaling measures it. A value is None if unknown, or if the request was refused."""
 
     latency_ms: float | None = None
     ttft_ms: float | None = None
@@ -55,7 +55,7 @@ class Ending(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> "Ending":
-        """The measurements of an ended request. A refused one counts for deadlines only."""
+        """The measurements of an ended request. A refused request counts for deadlines only."""
         if record.ended_at is None or record.refusal is not None:
             return cls(met_slo=record.met_deadline)
         latency_s = record.ended_at - record.arrived_at
@@ -104,16 +104,16 @@ class PlaneTraffic(Protocol):
     def demand(self) -> Demand: ...
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
-        """Open lanes for new deployments, reconfigure those whose plans differ, and close those that are gone."""
+        """Open lanes of new deployments, reconfigure lanes whose plans differ, and close lanes of removed ones."""
         ...
 
     def told(self, event: ControllerEvent) -> bool:
-        """Handle an event of a process. Returns True if it is one of the traffic's own, and not of an instance."""
+        """Handle an event of a process. Returns True if the process is a gateway, and not an instance."""
         ...
 
     def look(self, instance_ids: Iterable[str]) -> None:
-        """Refuse requests for which no instance is expected; called every second. `instance_ids`: all instances
-        of the plane, ready or not."""
+        """Refuse requests for which no instance is expected; called every second. `instance_ids` are all instances of
+        the plane, ready or not."""
         ...
 
     def status(self, deployment: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Candidates on live lanes: shadows that watch, and canaries that decide on a share while they are renewed.
+"""Candidates on live lanes: shadows only watch, and canaries decide on a share of requests while they are renewed.
 
-Enters: plans, and leases of canaries. Leaves: counts of both. The one rule: a canary ends by itself if no plane renews
-it, so that without a plane the policy in force decides everything.
+Enters: plans, and leases of canaries. Leaves: counts for shadows and canaries. The one rule: a canary ends by itself if
+no plane renews it, so that without a plane the policy in force decides everything.
 """
 
 import time
@@ -29,18 +29,18 @@ CANARY = "canary"
 
 
 class CanaryLease(msgspec.Struct, frozen=True):
-    """A share of the requests of a deployment that a candidate decides on."""
+    """A candidate, and the share of a deployment's requests on which it decides."""
 
     run: str
-    """The id of its promotion."""
+    """The id of the promotion."""
     deployment: str
     candidate: str
     share: float
-    """The share of requests; 0: the canary ends now."""
+    """The share of requests; with 0, the canary ends now."""
 
 
 def watcher_of(plan: DeploymentPlan, clock: Clock, watch: CodeWatch | None) -> Watcher | None:
-    """The watcher with the candidates of a plan; None if it has none, or if nothing times them (virtual time)."""
+    """The watcher with the candidates of a plan; None without candidates, or if they are not timed (virtual time)."""
     if not plan.shadow or watch is None:
         return None
     made = []

@@ -14,16 +14,16 @@ class StoredManifest(msgspec.Struct, frozen=True):
 
     generation: int
     at: float
-    """When it took effect; Unix time."""
+    """When the manifest took effect, as Unix time."""
     summary: str
     """A summary of its changes, on one line."""
     restores: int | None
-    """The generation that it brought back, if it is a rollback."""
+    """The generation that a rollback brought back; None if this manifest is not from a rollback."""
     document: ManifestText
 
     @property
     def content(self) -> int:
-        """The generation that first had its content."""
+        """The generation that first had the content of this manifest."""
         return self.generation if self.restores is None else self.restores
 
 
@@ -31,11 +31,11 @@ class SourceStore(Protocol):
     """The code that documents had when they took effect."""
 
     def save(self, document: ManifestText, packed: str) -> None:
-        """Keep it, as `pack_sources` writes it, as long as the document is kept."""
+        """Keep sources, as `pack_sources` writes them, for as long as the document is kept."""
         ...
 
     def of(self, document: ManifestText) -> str | None:
-        """The sources as they were saved; None if they were not."""
+        """The sources as they were saved; None if they were not saved."""
         ...
 
 
@@ -43,11 +43,11 @@ class DocumentStore(Protocol):
     """The documents in force, stored for a later plane."""
 
     def together(self) -> AbstractContextManager[None]:
-        """A block whose changes are stored together at its end; or none is, and it raises `NotStored`."""
+        """A block whose changes are stored together at its end. If that fails, none is stored; raises `NotStored`."""
         ...
 
     def manifest(self) -> tuple[int, ManifestText] | None:
-        """The manifest in force and its generation; None if none was ever applied."""
+        """The manifest in force and its generation; None if no manifest was ever applied."""
         ...
 
     def save_manifest(self, manifest: ManifestText, at: float, summary: str = "", restores: int | None = None) -> int:
@@ -63,11 +63,11 @@ class DocumentStore(Protocol):
         ...
 
     def application_before(self, name: str) -> ManifestText | None:
-        """The version before the one in force; None if there is none."""
+        """The version before the one in force; None if there is no earlier version."""
         ...
 
     def save_application(self, name: str, document: ManifestText, at: float) -> None:
-        """Put a version in force, and keep the one before."""
+        """Put a version in force, and keep the previous version."""
         ...
 
     def roll_back_application(self, name: str) -> None:
@@ -87,7 +87,7 @@ class DocumentStore(Protocol):
 class TargetStore(Protocol):
     """The replica targets of scaled deployments, and the record of their changes, as JSON.
 
-    They are already in force, so no method raises: what cannot be stored now is stored later.
+    Targets are already in force when they are stored, so no method raises. What cannot be stored now is stored later.
     """
 
     def scaling(self) -> dict[str, str]:
@@ -101,7 +101,7 @@ class TargetStore(Protocol):
         ...
 
     def scaling_records(self, name: str) -> list[str]:
-        """The records of changes of its target, newest last."""
+        """The records of changes of a deployment's target, newest last."""
         ...
 
     def note_scaling(self, name: str, record: str) -> None: ...

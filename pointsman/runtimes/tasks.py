@@ -1,4 +1,4 @@
-"""The clock of an event loop, and the background work on it: failed work is started again, and `status` names it.
+"""The clock of an event loop, and background work on that loop. Failed work is started again, and `status` names it.
 
 Enters: work that must live as long as the plane. Leaves: problems for `status`, and counts of failures for metrics. The
 one rule: no exception, no cancellation and no early return ends such work for good.
@@ -21,7 +21,7 @@ CALM_S = 30.0
 SHOWN_S = 300.0
 """How long `status` shows the last failure of a task that runs again."""
 BEAT_S, BUSY_BEAT_S = 0.05, 0.005
-"""How often a loop is measured; the second while it uses a quarter of a core or more."""
+"""Intervals of measuring a loop. The second applies while the loop uses a quarter of a core or more."""
 TURN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -30,7 +30,7 @@ class FailedElsewhere(PointsmanError):
 
 
 class LoopClock:
-    """A `Clock` of the interface. It reads the monotonic clock itself: event loops only read it once per iteration."""
+    """A `Clock` of the interface. It reads the monotonic clock at each call; an event loop does so once per turn."""
 
     __slots__ = ("_loop", "now")
 
@@ -53,15 +53,15 @@ class LoopTurns:
     ) -> None:
         """`cpu`: the processor time of the loop's thread."""
         self.delay = Histogram(TURN_SECONDS)
-        """How late beats came, in seconds."""
+        """How late the beats came, in seconds."""
         self.busy = Histogram(TURN_SECONDS)
-        """The part of that in which the loop itself had the processor: what other programs take is not in it."""
+        """The part of that delay in which the loop itself had the processor. Time of other programs is left out."""
         self._clock, self._cpu = clock, cpu
         self._at, self._used_s = clock(), cpu()
         self._awaited_s = self._scheduled_s = self._next_s = BEAT_S
 
     def interval_s(self) -> float:
-        """The time to the next beat. Called before the present one is measured."""
+        """The time to the next beat. Called before the present beat is measured."""
         self._awaited_s, self._scheduled_s = self._scheduled_s, self._next_s
         return self._scheduled_s
 
@@ -82,10 +82,10 @@ class TaskFailures:
     def __init__(self) -> None:
         self.count = 0
         self.why = ""
-        """Why the last one failed."""
+        """The error of the last failure."""
         self.at = 0.0
         self.retry_at: float | None = None
-        """When it is tried again; None if it continues by itself."""
+        """When the task is tried again; None if it continues by itself."""
 
     def problem(self, name: str, now: float) -> Reason:
         retry_s = None if self.retry_at is None or self.retry_at <= now else self.retry_at - now
@@ -100,7 +100,7 @@ class KeptTask:
         self.name = name
         self.work = work
         self.task: asyncio.Task[None] | None = None
-        """None while it waits for its next start."""
+        """None while the coroutine waits for its next start."""
         self._tasks = tasks
         self._once = once
         self._pause_s = FIRST_RETRY_S
@@ -109,7 +109,7 @@ class KeptTask:
         self._start()
 
     def cancel(self) -> None:
-        """End it for good."""
+        """End the coroutine for good."""
         self._tasks.alive.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -157,7 +157,7 @@ class RepeatedCall:
 
     def _due(self) -> None:
         wait_s = self._wait_s()
-        # Schedule the next call first, whatever this one raises.
+        # The next call is scheduled first, so that it is made even if this call raises.
         self._timer = self._tasks.loop.call_later(wait_s, self._due)
         self._tasks.attempt(self.name, self.call, retry_s=wait_s)
 
@@ -177,7 +177,7 @@ class Tasks:
         return self._add(KeptTask(self, name, work, once=True))
 
     def every(self, name: str, interval_s: float | Callable[[], float], call: Callable[[], None]) -> RepeatedCall:
-        """`interval_s`: a function if it changes."""
+        """`interval_s` is a function if the interval changes."""
         made = RepeatedCall(self, name, interval_s, call)
         self.alive.add(made)
         return made
@@ -205,11 +205,11 @@ class Tasks:
         return {name: one.count for name, one in self._failures.items()}
 
     def reasons(self) -> dict[str, tuple[int, str]]:
-        """How often each task has failed, and why last: for the plane, if this is another process."""
+        """How often each task has failed, and its last error. Other processes report this to the plane."""
         return {name: (one.count, one.why) for name, one in self._failures.items()}
 
     def close(self) -> None:
-        """End all of them for good."""
+        """End all tasks for good."""
         for one in list(self.alive):
             one.cancel()
 

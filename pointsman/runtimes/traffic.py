@@ -1,7 +1,7 @@
 """Requests in progress: one lane per deployment, each with its dispatcher.
 
 Enters: requests (from a gateway), instances and metrics (from a plane). Leaves: commands, to the carrier. The one rule:
-what a dispatcher decides is carried out at once, in its order.
+the commands of a dispatcher are carried out at once, in the order in which it returns them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -48,11 +48,11 @@ from pointsman.types import ExecutionInstance
 RETRY_S = 1.0
 """Pause after the timer of a lane has raised."""
 FAILURES_IN_A_ROW = 3
-"""Number of requests that fail in a row on an instance before its controller is notified."""
+"""Number of requests that must fail in a row on an instance before the controller is notified."""
 
 
 class Carrier(Protocol):
-    """Carries out what dispatchers decide: the gateway."""
+    """Carries out the commands of dispatchers. The gateway is a carrier."""
 
     def send(self, lane: "Lane", command: Send) -> None: ...
 
@@ -62,7 +62,7 @@ class Carrier(Protocol):
 
 
 class TrafficHooks:
-    """What lanes report, if anything listens."""
+    """Functions that lanes call to report events. Those that are None are not called."""
 
     def __init__(self) -> None:
         self.failing: Callable[[str, Reason], None] | None = None
@@ -70,17 +70,17 @@ class TrafficHooks:
         self.standing_out: Callable[[Outlier], None] | None = None
         """(outlier): an instance has more errors than its peers."""
         self.gone: Callable[[str], None] | None = None
-        """(instance): the instance has left, and its requests were sent elsewhere or put back."""
+        """(instance): the instance has left, and its requests were sent to other instances or put back in the queue."""
         self.closed: Callable[[Lane], None] | None = None
         """(lane): the last instance of a removed deployment has gone, and the lane is dropped."""
         self.wanted: Callable[[str], None] | None = None
-        """(deployment): a request waits, and no instance takes any."""
+        """(deployment): a request waits, and no instance takes requests."""
         self.stirred: Callable[[str], None] | None = None
         """(instance): an instance that rested was sent a request."""
         self.unavailability: Callable[[str, float | None], Unavailable] | None = None
         """(deployment, start-up time): why no instance takes requests."""
         self.failed: Callable[[str, Exception, float], None] | None = None
-        """(task, error, seconds until it is tried again): the timer of a lane raised; None: it raises."""
+        """(task, error, seconds until the next try): the timer of a lane raised. If None, the error is raised."""
 
 
 class Lane:
@@ -113,11 +113,11 @@ class Lane:
         self.start_up_s: float | None = None
         """How long an instance takes to start; None if unknown."""
         self.containment: Containment | None = None
-        """The containment of its user code; None if nothing times it."""
+        """The containment of the lane's user code; None if that code is not timed."""
         self.watcher: Watcher | None = None
-        """The watcher with its candidates; None if it has none."""
+        """The watcher with the candidates of the lane; None if it has no candidates."""
         self.closed = False
-        """Whether its deployment is gone: no new requests come, and those that wait or run may end."""
+        """Whether the deployment is gone. Then no new requests come, but those that wait or run may still end."""
         self._carrier = carrier
         self._clock = clock
         self._now = clock.now
@@ -128,7 +128,7 @@ class Lane:
         self._idle_calls: dict[str, Callable[[], None]] = {}
 
     def tell(self, event: DispatcherEvent) -> None:
-        """Pass an event to the dispatcher, and carry out what it decides."""
+        """Pass an event to the dispatcher, and carry out the commands that it returns."""
         commands = self.dispatcher.handle(event, self._now())
         if commands:
             self.carry_out(commands)
@@ -183,7 +183,7 @@ class Lane:
             self.look_for_idle()
 
     def failed(self, instance_id: str, why: Reason, kind: str = FAILED) -> None:
-        """A try has failed, or was answered with an error that is not passed on."""
+        """An attempt to serve a request failed, or its answer was an error that is not passed on to the client."""
         if kind in (FAILED, "5xx"):
             streak = self.outliers.streaks[instance_id]
             streak.failures += 1
@@ -199,7 +199,7 @@ class Lane:
             self.look_for_idle()
 
     def pause(self, instance_id: str, asked_s: float | None, why: Reason) -> None:
-        """Send an instance no requests for as long as it asks; None: it does not say how long."""
+        """Send an instance no requests for a while. `asked_s` is how long it asked for; None if it did not say."""
         fleet, now = self.dispatcher.fleet, self._now()
         if instance_id in fleet:
             is_until = fleet.pauses.get(instance_id, now)
@@ -212,7 +212,7 @@ class Lane:
         self.look_for_idle()
 
     def look_for_idle(self) -> None:
-        """Make the calls that wait for instances that are idle by now."""
+        """Make the pending calls of `when_idle` for instances that have become idle."""
         if self.closed and len(self.dispatcher):
             return  # waiting requests must be served first
         for instance_id in [one for one in self._idle_calls if not in_flight(self.dispatcher, one)]:
@@ -233,7 +233,7 @@ def unavailability(lane: Lane) -> Unavailable | None:
 
 
 def refuse_stranded(lane: Lane) -> None:
-    """Refuse waiting requests if no instance takes requests and waiting for one is of no use."""
+    """If no instance takes requests and none is expected, refuse the requests that wait."""
     dispatcher = lane.dispatcher
     if lane.closed or len(dispatcher) == dispatcher.running or takes_requests(dispatcher):
         return
@@ -243,7 +243,7 @@ def refuse_stranded(lane: Lane) -> None:
 
 
 def settle(lane: Lane, doubts: Sequence[Doubt], *, contradicted: bool) -> None:
-    """Settle the errors of a request: another instance has served it, or none has."""
+    """Settle the errors of a request. `contradicted` is True if another instance has served the request."""
     if contradicted:
         lane.outliers.contradicted(doubts, lane._now())
         _report_outliers(lane, doubts)
@@ -278,7 +278,7 @@ def in_flight(dispatcher: Dispatcher, instance_id: str) -> int:
 
 def prefix_producers(lane: Lane) -> list[ApproxPrefixCacheProducer]:
     """The plugins of a lane that track the prefix caches of instances."""
-    # Not those of its plan: applying an equal plan builds plugins that are never used.
+    # The plugins of the plan may be others: applying an equal plan builds plugins that are never used.
     return [plugin for plugin in lane.dispatcher.plugins if isinstance(plugin, ApproxPrefixCacheProducer)]
 
 
@@ -339,7 +339,7 @@ class Traffic:
         settings: DispatcherSettings = DEFAULT_SETTINGS,
         watch: CodeWatch | None = None,
     ) -> None:
-        """`watch` times users' scheduling code; None, as on virtual time: nothing does."""
+        """`watch` times users' scheduling code. If it is None, as on virtual time, that code is not timed."""
         self._watch = watch
         self.hooks = TrafficHooks()
         self.by_model: dict[str, Lane] = {}
@@ -347,7 +347,7 @@ class Traffic:
         self.lanes: dict[str, Lane] = {}
         """Lanes by deployment."""
         self._closing: dict[str, Lane] = {}
-        """Lanes of deployments that are gone, until their last instance is."""
+        """Lanes of removed deployments that still have instances."""
         self._clock = clock
         self._carrier = carrier
         self.settings = settings
@@ -358,7 +358,7 @@ class Traffic:
     # Deployments
 
     def configure(self, plans: Sequence[DeploymentPlan]) -> None:
-        """Open lanes for new deployments, reconfigure dispatchers where plans differ, and close lanes that are gone."""
+        """Open lanes of new deployments, reconfigure dispatchers whose plans differ, close lanes of removed ones."""
         wanted = {plan.name: plan for plan in plans}
         for name in [name for name in self.lanes if name not in wanted]:
             gone = self._closing[name] = self.lanes.pop(name)
@@ -393,7 +393,7 @@ class Traffic:
             index.memory.limit(self.prefix_index_bytes // len(indexes))
 
     def _end_if_empty(self, name: str) -> None:
-        """Drop the lane of a removed deployment with its last instance, and refuse requests that still wait."""
+        """If a removed deployment has no instances left, drop its lane and refuse the requests that still wait."""
         lane = self._closing.get(name)
         if lane is not None and not len(lane.dispatcher.fleet):
             del self._closing[name]
@@ -417,8 +417,8 @@ class Traffic:
         lane.tell(Joined(instance))
 
     def update(self, deployment: str, instance: ExecutionInstance) -> None:
-        """Something about an instance has changed. Ignored if its deployment is gone: then the instance takes what
-        still waits, even while it drains.
+        """A property of an instance has changed. The change is ignored if the deployment is gone: the instance then
+        takes the requests that still wait, even while it drains.
         """
         lane = self._lane(deployment)
         fleet, name = lane.dispatcher.fleet, instance.instance_id
@@ -440,7 +440,7 @@ class Traffic:
         self._end_if_empty(deployment)
 
     def measured(self, deployment: str, instance_id: str, metrics: Metrics, source: object = None) -> None:
-        """An engine reported its metrics. Extractors read more from `source`, where they came from."""
+        """An engine reported its metrics. Extractors read more values from `source`, the origin of the metrics."""
         lane = self._lane(deployment)
         if instance_id in lane.dispatcher.fleet:
             lane.tell(Measured(instance_id, metrics))
@@ -448,14 +448,14 @@ class Traffic:
                 lane.tell(Scraped(instance_id, source))
 
     def surveyed(self, deployment: str, readings: Sequence[tuple[str, Metrics]]) -> None:
-        """Several engines of a deployment reported their metrics at the same moment. Some may have left."""
+        """Several engines of a deployment reported their metrics at the same moment. Some engines may have left."""
         self._lane(deployment).tell(Surveyed(readings))
 
     def when_idle(self, deployment: str, instance_id: str, call: Callable[[], None]) -> None:
         self._lane(deployment).when_idle(instance_id, call)
 
     def status(self, deployment: str) -> dict[str, Any] | None:
-        """The requests of a deployment, as plain data; None if nothing of it is in service."""
+        """The requests of a deployment, as plain data; None if the deployment has no lane."""
         lane, now = self.lanes.get(deployment) or self._closing.get(deployment), self._clock.now()
         if lane is None:
             return None
@@ -483,7 +483,7 @@ def only_lane(traffic: Traffic) -> Lane | None:
 
 
 def _shadow(lane: Lane, clock: Clock, code_watch: CodeWatch | None) -> None:
-    """Let the candidates of a plan watch its lane, replacing earlier ones."""
+    """Let the candidates of a plan watch its lane. They replace earlier candidates."""
     before, lane.watcher = lane.watcher, watcher_of(lane.plan, clock, code_watch)
     if lane.watcher is not before:
         watch(lane.dispatcher, lane.watcher)

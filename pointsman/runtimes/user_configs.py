@@ -1,4 +1,4 @@
-"""User configs of replicas: which config each of them has, and the errors of those that refuse theirs."""
+"""User configs of replicas: the config that each replica has, and the errors of replicas that refuse their config."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ class ConfiguredReplica(msgspec.Struct):
     config: bytes | None
     """JSON; None if unknown, because an earlier plane configured it."""
     address: Address | None = None
-    """None if it is not in service."""
+    """None if the replica is not in service."""
     problem: Reason | None = None
 
 
 MAX_REFUSAL = 500
-"""Maximum characters of a replica's error about a config that it refuses."""
+"""Maximum number of characters of the error with which a replica refuses a config."""
 
 
 class UserConfigs:
-    """The user configs in force. Replicas are started with theirs, and those in service receive every change."""
+    """The user configs in force. Replicas are started with their config, and replicas in service get every change."""
 
     def __init__(self, secret: Callable[[], str]) -> None:
         self._secret = secret
@@ -65,7 +65,7 @@ class UserConfigs:
             task.cancel()
 
     def retry(self) -> None:
-        """Send configs to replicas that do not have theirs."""
+        """Send configs to replicas that do not have their present config."""
         for instance_id, replica in self._replicas.items():
             self._update(instance_id, replica)
 
@@ -73,7 +73,7 @@ class UserConfigs:
         return [replica.problem for replica in self._replicas.values() if replica.problem]
 
     def status_of(self, deployment: str) -> dict[str, Any]:
-        """How many replicas do not have their config yet, and the errors of those that refused it; empty if none."""
+        """How many replicas lack their config, and the errors of replicas that refused it; empty if all have it."""
         mine = [(name, one) for name, one in self._replicas.items() if one.deployment == deployment]
         awaited = sum(name in self._sending for name, _ in mine)
         refused = [one.problem.as_dict() for _, one in mine if one.problem]

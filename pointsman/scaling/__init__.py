@@ -1,8 +1,8 @@
 """Scaling: how many replicas a deployment should have, decided by a policy that users can replace.
 
 Enters: a view of a deployment (or of all deployments of an application), made from measurements. Leaves: a target, and
-the record of why. The one rule: a policy only returns a number; the guard around it keeps every target within bounds,
-delays and steps, even if the policy raises or returns something invalid.
+a record of the reason. The one rule: a policy only returns a number. The guard around it keeps every target within
+bounds, delays and steps, even if the policy raises or returns something invalid.
 """
 
 from pointsman.scaling.guard import Guard

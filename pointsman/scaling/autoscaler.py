@@ -1,7 +1,7 @@
 """All scaled deployments and their policies: which policy is due, what it sees, and how its answer is applied.
 
 Enters: the configuration, observations, and the answers of policies, each with the time. Leaves: calls for a runtime to
-run, targets, and records. The one rule: a policy never runs here; a runtime runs its call, with a time limit.
+run, targets, and records. The one rule: a policy never runs in this module; a runtime runs the call, with a time limit.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -31,20 +31,20 @@ class DeploymentScaling(msgspec.Struct, frozen=True, kw_only=True):
     """How many replicas a deployment has, as configured."""
 
     replicas: int = 1
-    """The number of replicas if it is not scaled."""
+    """The number of replicas if the deployment is not scaled."""
     plan: ScalingPlan | None = None
-    """None if it is not scaled."""
+    """None if the deployment is not scaled."""
     follows: str = ""
-    """The deployment whose number of replicas it copies: the first shard of its node."""
+    """The deployment whose number of replicas this one copies: the first shard of the node."""
     external: bool = False
-    """Whether it has no engine, only servers that the plane does not start."""
+    """Whether the deployment has no engine, but only servers that the plane does not start."""
 
 
 class PolicyPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A policy, and the deployments whose targets it decides."""
 
     name: str
-    """The name of its deployment or application."""
+    """The name of the deployment or application that has the policy."""
     plan: ScalingPlan
     nodes: Mapping[str, str]
     """Deployments, and the policy's names for them."""
@@ -69,9 +69,9 @@ class ActivePolicy:
     def __init__(self, plan: PolicyPlan, state: MutableMapping[str, Any]) -> None:
         self.plan = plan
         self.state = state
-        """State of an application's policy. The guard keeps that of a deployment's policy."""
+        """State of an application's policy. The state of a deployment's policy is kept by the guard."""
         self.due_at: float | None = None
-        """None if it is due at once."""
+        """None if the policy is due at once."""
         self.running = False
 
     def is_due(self, now: float) -> bool:
@@ -143,7 +143,7 @@ class Autoscaler:
             if name not in self.deployments:
                 known = _decoded(saved.get(name, "{}"), SavedDeployment) or SavedDeployment()
                 if name in begin:
-                    known = SavedDeployment()  # what was saved, if anything, is of an earlier period
+                    known = SavedDeployment()  # anything that was saved is from an earlier period
                 made = ScaledDeployment(name, plan, deciding[name], known, _records(records(name)), begin.get(name))
                 self.deployments[name] = made
             one = self.deployments[name]
@@ -158,8 +158,8 @@ class Autoscaler:
         saved: Mapping[str, str] | None = None,
         running: Mapping[str, int] | None = None,
     ) -> dict[str, int]:
-        """Replicas of scaled deployments and their followers, within the limits of `setup`; None: the setup in force.
-        With `saved` and `running`, includes deployments that `configure` would begin to scale."""
+        """Replicas of scaled deployments and their followers, within the limits of `setup` (default: the setup in
+        force). With `saved` and `running`, deployments that `configure` would begin to scale are included."""
         deployments = (setup or self._setup).deployments
         begin = _beginning(deployments, self._setup, saved or {}, running or {})
         found = {}
@@ -177,7 +177,7 @@ class Autoscaler:
     # Policies
 
     def wake(self, deployment: str) -> None:
-        """Make the policy due now, because a request waits and no instance takes it."""
+        """Make the policy due now, because a request waits and no instance takes requests."""
         for policy in self.policies.values():
             if any(deployment in one.members for one in self.members(policy)):
                 policy.due_at = None
@@ -186,7 +186,7 @@ class Autoscaler:
         return [policy for policy in self.policies.values() if policy.is_due(now)]
 
     def next_due_s(self, now: float) -> float | None:
-        """Seconds until a policy is due; None if none is."""
+        """Seconds until a policy is due; None if no policy will be due."""
         waiting = [one for one in self.policies.values() if not one.running]
         return min((0.0 if one.is_due(now) else (one.due_at or now) - now for one in waiting), default=None)
 
@@ -196,7 +196,7 @@ class Autoscaler:
     def invoke(
         self, policy: ActivePolicy, loads: Mapping[str, Load], replicas: Mapping[str, ReplicaCounts], now: float
     ) -> Invocation | None:
-        """Take in the observations of its deployments, and prepare a call. Returns None if it has no deployment."""
+        """Take in the observations of a policy's deployments, and prepare a call; None if it has no deployments."""
         members = self.members(policy)
         for one in members:
             one.observed.observe_replicas(replicas[one.name], now)
@@ -270,7 +270,7 @@ class Autoscaler:
         return ScalingChange(() if repeated else (ordered,), one.target != before)
 
     def state(self, deployments: Iterable[str] | None = None) -> dict[str, str]:
-        """The state that survives a restart, of these deployments; None: of all, and of applications' policies."""
+        """The state that survives a restart, of these deployments, or (None) of all and of applications' policies."""
         names = self.deployments if deployments is None else deployments
         saved = {name: msgspec.json.encode(self.deployments[name].saved()).decode() for name in names}
         for key, policy in self.policies.items() if deployments is None else ():
@@ -296,7 +296,7 @@ def _beginning(
 
 
 def _active(plan: PolicyPlan, known: ActivePolicy | None, saved: Mapping[str, str]) -> ActivePolicy:
-    """The policy that runs already, if it is the same; else a new one, with its saved state."""
+    """The policy that runs already, if it is the same; else a new policy with the saved state."""
     if known is None or known.plan.plan.recipe != plan.plan.recipe:
         recipe, state = _decoded(saved.get(plan.key, ""), tuple[str, dict[str, Any]]) or ("", {})
         known = ActivePolicy(plan, state if plan.of_application and recipe == plan.plan.recipe else {})

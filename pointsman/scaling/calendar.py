@@ -92,7 +92,7 @@ class Cron:
             if self._on(day):
                 past = [moment for moment in self._times if back or moment <= here.time()]
                 if past:
-                    # An hour that occurs twice counts the first time; one that is skipped counts an hour later.
+                    # An hour that occurs twice counts the first time; an hour that is skipped counts an hour later.
                     return min(datetime.combine(day, past[-1], zone).timestamp(), now)
         return None
 
@@ -115,7 +115,7 @@ def _values(part: str, what: str, low: int, high: int, names: Sequence[str], tex
             last = _number(found["last"], what, low, high, names, text) if found["last"] else first
             if found["step"] and not found["last"]:
                 last = high  # 5/15 starts at 5
-        if names is WEEKDAYS:  # Sunday is both 0 and 7: once in *, and the last one in fri-sun
+        if names is WEEKDAYS:  # Sunday is both 0 and 7: it counts once in *, and is the last day in fri-sun
             last = 6 if found["all"] else 7 if last == 0 < first else last
         step = int(found["step"] or 1)
         if first > last or step < 1:

@@ -22,9 +22,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     arrived: int = 0
-    """Requests that arrived since the runtime began to count."""
+    """Number of requests that arrived since the runtime began to count."""
     kv_usage: float | None = None
-    """Mean over replicas, 0 to 1; None if unknown. So is `gpu_usage`."""
+    """Mean over replicas, 0 to 1; None if unknown. The same applies to `gpu_usage`."""
     gpu_usage: float | None = None
     max_concurrency: int | None = None
     """Requests that one replica runs at once; None if there is no limit."""
@@ -36,10 +36,10 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     ready: int = 0
     starting: int = 0
-    """Including those that wait for a restart or for a place."""
+    """Number of replicas, including those that wait for a restart or for a place."""
     unplaced: int = 0
     trouble: Reason | None = None
-    """Why an instance that should run does not; None if all do."""
+    """Why an instance that should run does not run; None if all run."""
     is_final: bool = False
     """Whether that instance is not tried again."""
     start_ups: Mapping[tuple[str, str], float] = {}
@@ -53,7 +53,7 @@ class Observations:
         self.replicas = ReplicaCounts()
         self.measurements = _measurements(plan, saved)
         self.loaded_at: float | None = None
-        """The time since which at least one replica is ready; None if none is."""
+        """The time since which at least one replica has been ready; None if no replica is ready."""
         self.used_at = used_at
         """When there last was a request."""
         self._counted_start_ups: set[tuple[str, str]] = set()
@@ -61,7 +61,7 @@ class Observations:
 
     @property
     def start_up_s(self) -> float | None:
-        """Median time from launch to ready; None if none was seen."""
+        """Median time from launch to ready; None if no start was observed."""
         return self.measurements.start_up_s
 
     def use_windows_of(self, plan: ScalingPlan) -> None:
@@ -87,11 +87,11 @@ class Observations:
         )
 
     def loaded_for_s(self, now: float) -> float:
-        """How long at least one replica has been ready; -1 if none is."""
+        """How long at least one replica has been ready; -1 if no replica is ready."""
         return -1.0 if self.loaded_at is None else now - self.loaded_at
 
     def idle_s(self, load: Load, now: float) -> float | None:
-        """Time since a request could last have been served; None if there is one now.
+        """Time since a request could last have been served; None if there are requests now.
 
         While the first replica starts, the deployment is not idle: a client that gave up waiting may come back.
         """
@@ -127,11 +127,12 @@ class ScaledDeployment:
         records: Iterable[ScalingRecord] = (),
         running: int | None = None,
     ) -> None:
-        """`deciding` has the policy: the same as `plan`, or that of the application. `running`: instances that run
-        already, at which the target begins; None: as saved, else as the limits say."""
+        """`deciding` is the plan with the policy: `plan` itself, or the plan of the application. The target begins at
+        `running`, the number of instances that run already. If that is None, it begins as saved, or else as the limits
+        say."""
         self.name = name
         self.followers: tuple[str, ...] = ()
-        """Deployments that always have as many replicas: the other shards of a node."""
+        """Deployments that always have the same number of replicas: the other shards of a node."""
         self.plan, self.deciding = plan, deciding
         state = saved.guard or None if running is None else {"target": within(running, plan.limits)[0]}
         self.guard = Guard(name, plan.limits, deciding.policy_name, state)
@@ -141,13 +142,13 @@ class ScaledDeployment:
         self.records: deque[ScalingRecord] = deque(records, maxlen=MAX_RECORDS)
         self.changes, self.errors = saved.changes, saved.errors
         self.wanted: int | None = None
-        """The last answer of the policy; None if it gave none."""
+        """The number in the last answer of the policy; None if that had no number."""
         self.reported_unplaced = 0
         """Instances without a place, as last recorded."""
         self.fits_never = False
-        """Whether no worker could take one of them, even if it were empty."""
+        """Whether no worker, not even an empty one, could take one of these instances."""
         self.refuses = False
-        """Whether its policy refuses replicas that it would need, for example because the budget is spent."""
+        """Whether the policy refuses replicas that the deployment needs, for example because the budget is spent."""
         self._gave_way = saved.gave_way
         """Whether it was evicted for another deployment, and stays at 0 until a request comes."""
         self._reported_trouble = ReportThrottle()
@@ -211,7 +212,7 @@ class ScaledDeployment:
         return self.keep(self.guard.decide(view, answer, cap))
 
     def report_trouble(self, now: float) -> ScalingRecord | None:
-        """A record if instances fail to run, or run again; None if that was reported before."""
+        """A record if instances fail to run, or if they run again; None if that was reported before."""
         replicas = self.observed.replicas
         if not self._reported_trouble.is_due(replicas.trouble, now):
             return None
@@ -344,8 +345,8 @@ def policy_problems(deployments: Iterable[ScaledDeployment]) -> list[Reason]:
 
 
 def _request_s(view: DeploymentView) -> float | None:
-    """How long a request takes: the recent mean latency, else by Little's law over the longest window with arrivals.
-    None if none came."""
+    """How long a request takes: the recent mean latency, or else the result of Little's law over the longest window
+    with arrivals. None if no request came."""
     if view.latency_ms.mean:
         return view.latency_ms.mean / 1000
     for seconds in sorted(view.ongoing_windows, reverse=True):

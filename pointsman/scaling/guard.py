@@ -29,8 +29,8 @@ class Wanted(msgspec.Struct):
 class Stabilization(msgspec.Struct):
     """The largest and the smallest number wanted within a delay.
 
-    A number holds until the next one comes. `falling` has the candidates for the largest: an entry that is followed by
-    an equal or larger one is dropped. `rising` has those for the smallest.
+    A number holds until the next number comes. `falling` has the candidates for the largest: an entry is dropped if an
+    equal or larger number follows. `rising` has the candidates for the smallest.
     """
 
     last: int | None = None
@@ -38,7 +38,7 @@ class Stabilization(msgspec.Struct):
     rising: list[Wanted] = []
 
     def add(self, now: float, wanted: int, before: int) -> None:
-        """Add the number that is desired from now on. `before` counts for the time before the first one."""
+        """Add the number that is desired from now on. `before` applies to the time before the first number."""
         last = before if self.last is None else self.last
         for entries in (self.falling, self.rising):
             for entry in entries:
@@ -65,7 +65,7 @@ class Stabilization(msgspec.Struct):
 
 
 def _first_after(then: float, entries: list[Wanted]) -> int:
-    """Drops entries that ended by then. The last entry is current, and stays."""
+    """The replicas of the first entry after `then`. Drops older entries; the last entry is current, and stays."""
     while len(entries) > 1 and entries[0].until <= then:
         entries.pop(0)
     return entries[0].replicas
@@ -79,7 +79,7 @@ class Standing(msgspec.Struct, frozen=True):
     since_change_s: float | None
     """None if the target has never changed."""
     idle_s: float
-    """Time since the last request; 0 if there is one now."""
+    """Time since the last request; 0 if there are requests now."""
     busy: bool
 
 
@@ -158,7 +158,7 @@ class Override(msgspec.Struct, frozen=True):
     replicas: int
     by: str
     until: float | None = None
-    """None: until it is released."""
+    """None if the override holds until it is released."""
 
     @property
     def who(self) -> str:
@@ -175,7 +175,7 @@ class Cap(msgspec.Struct, frozen=True):
     replicas: int
     reason: Reason
     replaces: bool = False
-    """Whether this reason replaces that of the policy."""
+    """Whether this reason replaces the reason of the policy."""
 
 
 class GuardState(msgspec.Struct, kw_only=True):
@@ -210,7 +210,7 @@ class GuardState(msgspec.Struct, kw_only=True):
         return Standing(now, self.target, since, now - self.busy_at, view.load > 0)
 
     def end_override(self, now: float) -> Reason | None:
-        """End the override if its time is over. Returns None if it is not, or if there is none."""
+        """End the override if its time is over. Returns None if its time is not over, or if there is no override."""
         override = self.override
         if override is None or override.until is None or now < override.until:
             return None
@@ -290,7 +290,7 @@ class Guard:
         )
 
     def set_override(self, replicas: int, until: float | None, by: str, now: float) -> ScalingRecord:
-        """Set the target until then, regardless of the policy. Bounds still apply."""
+        """Set the target until a given time, regardless of the policy. Bounds still apply."""
         override, before = Override(replicas, by, until), self.target
         after, bounds = within(replicas, self.limits)
         self._state.override = override
@@ -319,9 +319,9 @@ class Guard:
     def _wanted(
         self, view: DeploymentView, wish: Wish, answered: bool, cap: Cap | None
     ) -> tuple[int, list[Reason], str]:
-        """How many are wanted in the end, why, and what decided it if not the policy."""
+        """How many replicas are wanted in the end, the reasons, and what decided if the policy did not."""
         if not (self.target or wish.replicas or wish.refused) and view.load:
-            return 1, [Reason("request-waits")], OURSELVES  # a policy that wants none does not keep requests waiting
+            return 1, [Reason("request-waits")], OURSELVES  # requests get one, even if the policy wants none
         own = Reason(self.policy_name, {"text": wish.why}) if wish.why else None
         if own is None and answered:
             own = Reason("policy-wants", {"replicas": wish.replicas})
@@ -332,7 +332,7 @@ class Guard:
     def record(
         self, before: int, now: float, why: Reason, by: str, failure: Reason | None, bounds: tuple[Reason, ...] = ()
     ) -> ScalingRecord:
-        """A record of a target that was not decided from an answer."""
+        """A record of a target that does not come from an answer of the policy."""
         return ScalingRecord(
             deployment=self.deployment,
             at=now,

@@ -13,7 +13,7 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: Annotated[Number, Spelled("min")] = 1
     max_replicas: Annotated[Count, Spelled("max")] = 1
     initial_replicas: Annotated[Number | None, Spelled("initial")] = None
-    """The first target; None: `min_replicas`."""
+    """The first target; if None, `min_replicas`."""
     up_delay_s: Wait = 0.0
     """How long more replicas must be wanted before the target goes up. The first replica is not delayed."""
     down_delay_s: Wait = 300.0
@@ -28,9 +28,9 @@ class ScalingLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_s: Wait = 300.0
     """Time without a request after which the last replica is stopped, if `min_replicas` is 0."""
     wait_s: Wait | None = None
-    """How long requests wait for the first replica; None: as configured for their queue."""
+    """How long requests wait for the first replica; if None, as long as their queue is configured to let them wait."""
     turn_s: Wait = 30.0
-    """How long a busy deployment keeps its last place when another one needs it, if `min_replicas` is 0."""
+    """If `min_replicas` is 0: how long a busy deployment keeps its last place when another deployment needs it."""
     interval_s: Time = 1.0
     """Time between two calls of the policy."""
     time_limit_s: Time = 0.5

@@ -16,12 +16,12 @@ from pointsman.scaling.windows import Events, Gauge, LazyWindows
 
 
 FINE_S = 5.0
-"""Length of the bins for recent arrivals. The oldest bin counts by its share within the window."""
+"""Length of the bins for recent arrivals. The oldest bin counts in proportion to its share within the window."""
 RECENT_BIN_S = 30.0
 """Length of the bins in which a young history is replayed."""
 DAY_S = 86400.0
 BRIDGE_S = 3600.0
-"""A pause is filled with the mean rate of this long before it."""
+"""A pause is filled with the mean rate over this time before the pause."""
 
 
 class Recent:
@@ -55,11 +55,11 @@ class Recent:
             self._bins.append((number, n))
 
     def per_second(self, seconds: float, now: float) -> float:
-        """The rate over this long, or since counting began if that is less."""
+        """The rate over the last `seconds`, or since counting began if that is less."""
         return self.past(now)(seconds)
 
     def past(self, now: float) -> Callable[[float], float]:
-        """A function from the length of a window to its rate. It does not change when more is counted."""
+        """A function that returns the rate for a length of window. Later counts do not change its results."""
         bins, began = tuple(self._bins), self.began
 
         def per_second(seconds: float) -> float:
@@ -80,7 +80,7 @@ class Recent:
         return per_second
 
     def in_bins(self, bin_s: float, now: float) -> tuple[Rate, ...]:
-        """The last hour, or since counting began, in whole bins that end now, oldest first."""
+        """The last hour, or the time since counting began, in whole bins up to now, oldest first."""
         if self.began is None:
             return ()
         seen_s, rate = now - self.began, self.past(now)
@@ -118,7 +118,7 @@ class Arrivals:
         self._resumes = kept is not None
 
     def count(self, now: float, n: float = 1.0) -> None:
-        """Count arrivals; 0 records that none came until now."""
+        """Count arrivals; 0 records that no request came until now."""
         self._recent.count(now, n)
         kept = self._kept
         if kept.first is None:
@@ -156,7 +156,7 @@ class Arrivals:
                 self._add(number, rate * seconds)
 
     def per_second(self, seconds: float, now: float) -> float:
-        """The rate over this long."""
+        """The rate over the last `seconds`."""
         return self._recent.per_second(seconds, now)
 
     def past(self, now: float) -> Callable[[float], float]:
@@ -194,7 +194,7 @@ WINDOWS = (30.0, 300.0, 3600.0)
 ENDED_S = 300.0
 """Window of latencies, tokens, deadlines, utilisation and custom metrics."""
 MAX_METRICS = 100
-"""Names of custom metrics; beyond that, the least recently recorded one is dropped."""
+"""Maximum number of custom metrics; beyond that, the least recently recorded metric is dropped."""
 MAX_START_UPS = 20
 """Number of start-ups in the median."""
 
@@ -258,7 +258,7 @@ class Measurements:
         met_slo: bool | None = None,
         tokens: float = 0.0,
     ) -> None:
-        """Count a request that has ended. None: not measured, or it had no deadline."""
+        """Count a request that has ended. A value is None if it was not measured, or if there was no deadline."""
         for events, value in ((self._latency, latency_ms), (self._ttft, ttft_ms), (self._tpot, tpot_ms)):
             if value is not None:
                 events.add(now, value)
@@ -280,7 +280,7 @@ class Measurements:
 
     @property
     def start_up_s(self) -> float | None:
-        """Median of the last start-ups; None if none was seen."""
+        """Median of the last start-ups; None if no start-up was observed."""
         return median(self._start_ups) if self._start_ups else None
 
     def view(
@@ -301,7 +301,7 @@ class Measurements:
         idle_s: float | None = None,
         state: MutableMapping[str, Any] | None = None,
     ) -> DeploymentView:
-        """The view of the policy: these measurements, and what the caller adds."""
+        """The view of the policy: these measurements, and the values that the caller adds."""
         ongoing, queued = self._load
         custom = {metric: events.window(ENDED_S, now) for metric, events in self._metrics.items()}
         if idle_s is None and ongoing + queued == 0 and self._busy_at is not None:

@@ -39,7 +39,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known of one deployment. Numbers that were not measured are None."""
+    """Everything that is known about one deployment. Numbers that were not measured are None."""
 
     name: str
     now: float
@@ -47,16 +47,16 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     """Ready replicas."""
     starting: int = 0
-    """Launched, or waiting for a restart or a place."""
+    """Replicas that were launched, or that wait for a restart or a place."""
     unplaced: int = 0
-    """How many of those have no place because the fleet is full."""
+    """How many of those replicas have no place because the fleet is full."""
     target: int
     min_replicas: int = 0
     max_replicas: int = 1
     max_concurrency: int | None = None
     """Requests that one replica runs at once."""
     ongoing: float = 0.0
-    """Requests that run now; `queued`: those that wait. Windows of the last 30 s, 5 min and 1 h follow."""
+    """Requests that run now. `queued` are those that wait. Windows of the last 30 s, 5 min and 1 h follow."""
     queued: float = 0.0
     ongoing_windows: Mapping[float, Window] = {}
     queued_windows: Mapping[float, Window] = {}
@@ -71,7 +71,7 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Window = Window(300.0)
     latency_ms: Window = Window(300.0)
     slo_attainment: float | None = None
-    """Share of requests with a deadline that met it, over the last 5 minutes."""
+    """Share of deadlines that requests met, over the last 5 minutes."""
     kv_usage: Window = Window(300.0)
     """Share of the KV cache in use, mean over replicas, 0 to 1."""
     gpu_usage: Window = Window(300.0)
@@ -84,10 +84,10 @@ class DeploymentView(msgspec.Struct, frozen=True, kw_only=True):
     """Median time from launch to ready; None if no start was seen."""
     cost_per_replica_hour: float | None = None
     since_up_s: float | None = None
-    """Time since the target last went up; `since_down_s`: down. None if it never did."""
+    """Time since the target last went up; in `since_down_s`, since it last went down. None if it never did."""
     since_down_s: float | None = None
     idle_s: float | None = None
-    """Time since the last request; None if there is one now, or never was one."""
+    """Time since the last request; None if there are requests now, or if there never was a request."""
     state: MutableMapping[str, Any] = {}
     """Plain data that the policy may change; kept between calls and across restarts."""
 
@@ -120,15 +120,15 @@ class Wish(msgspec.Struct, frozen=True):
     replicas: int
     why: str = ""
     refused: str = ""
-    """What it would have wanted but does not allow itself, such as replicas beyond a budget."""
+    """What the policy would have wanted but does not allow itself, such as replicas beyond a budget."""
 
 
 @runtime_checkable
 class ScalingPolicy(Protocol):
     """Decides how many replicas a deployment should have.
 
-    It is called at an interval, on its own thread. It must not block, and keeps what it must remember in
-    `view.state`. The guard bounds, delays and records its answers.
+    A policy is called at an interval, on its own thread. It must not block, and must keep its state in `view.state`.
+    The guard bounds, delays and records the answers.
     """
 
     def desired_replicas(self, view: DeploymentView) -> "int | Wish": ...
@@ -148,7 +148,7 @@ class TooSlow(msgspec.Struct, frozen=True):
     """Instead of an answer: the call took longer than its time limit."""
 
     seconds: float
-    """So far."""
+    """How long the call has taken so far."""
 
 
 class StateTooLarge(msgspec.Struct, frozen=True):
@@ -258,7 +258,7 @@ def invoke_application(policy: object, view: ApplicationView) -> dict[str, objec
 
 
 def invoke_inner(policy: object, view: DeploymentView, key: str) -> Wish:
-    """What a policy inside another one wants; `key` names its own part of `view.state`. Raises on a bad answer."""
+    """What a policy inside another policy wants. `key` names its part of `view.state`. Raises on a bad answer."""
     state = view.state.setdefault(key, {})
     answer = parse_answer(invoke(policy, msgspec.structs.replace(view, state=state)))
     if isinstance(answer, Wish):
@@ -267,7 +267,7 @@ def invoke_inner(policy: object, view: DeploymentView, key: str) -> Wish:
 
 
 def policy_name(policy: object) -> str:
-    """target-ongoing for a TargetOngoing; for a function, its own name."""
+    """The name of a policy, such as target-ongoing for a TargetOngoing. A function has its own name."""
     own: Any = getattr(policy, "__name__", None)
     return own if isinstance(own, str) else kebab_case(type(policy).__name__)
 
@@ -283,7 +283,7 @@ def _callable(policy: object) -> Any:
 
 
 def state_size(state: Mapping[str, Any]) -> int:
-    """Bytes of a policy's state when it is saved. What cannot be saved does not count."""
+    """Bytes of a policy's state when it is saved. Values that cannot be saved do not count."""
     try:
         return len(msgspec.json.encode(dict(state)))
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -19,7 +19,7 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     policy: str
     by: str = ""
-    """What decided in place of the policy: an operator, or pointsman; empty if the policy did."""
+    """What decided in place of the policy: an operator, or pointsman; empty if the policy decided."""
     before: int
     after: int
     wanted: int | None = None
@@ -28,9 +28,9 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
     bounds: tuple[Reason, ...] = ()
     """Limits, delays and steps that kept the target from what was wanted."""
     numbers: Mapping[str, float] = {}
-    """What the decision was made from: ongoing, queued, arrivals_per_s, replicas, ..."""
+    """The numbers on which the decision is based: ongoing, queued, arrivals_per_s, replicas, ..."""
     refused: str = ""
-    """What the policy did not allow itself, in its own words."""
+    """What the policy would have wanted but did not allow itself, in its own words."""
     failure: Reason | None = None
     """What is wrong with the policy, or with the fleet."""
 
@@ -51,7 +51,7 @@ class ScalingRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.deployment}: {self.in_words()}"
 
     def in_words(self) -> str:
-        """The change, why, and what kept the target from being what the policy wanted."""
+        """The change, its reason, and what kept the target from being what the policy wanted."""
         change = f"{self.before} -> {self.after}" if self.after != self.before else f"stays at {self.after}"
         refused = f"refused: {self.refused}" if self.refused else ""
         problem = f"problem: {self.problem}" if self.failure else ""
@@ -83,13 +83,13 @@ class ReportThrottle(msgspec.Struct):
     """Decides whether a state is worth a record: when a problem begins, changes or ends, but not too often."""
 
     last: Reason | None = None
-    """What was last reported; None: no problem."""
+    """The problem that was last reported; None if there was no problem."""
     reported: dict[str, float] = {}
     """When a problem of each kind was last reported."""
 
     def is_due(self, problem: Reason | None, now: float, kind: str = "") -> bool:
-        """Whether to report this; if so, it counts as reported. A problem of another kind is always reported;
-        one with about the same figures is not."""
+        """Whether to report this problem; if so, it counts as reported. A problem of another kind is always reported.
+        A problem of the same kind with about the same figures is not."""
         known, at = self.last, self.reported.get(kind)
         if problem is known or (problem is not None and known is not None and problem.is_like(known)):
             return False

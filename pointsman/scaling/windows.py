@@ -43,11 +43,11 @@ class Gauge:
         self._value: float | None = None
         self._since = 0.0
         self._times = 0
-        """How often the value was sampled since then."""
+        """How often the value was sampled since that time."""
         self._crowded = 128
 
     def add(self, now: float, value: float | None) -> None:
-        """The value from now on; None if unknown."""
+        """Set the value from now on; None if unknown."""
         if value is not None and not math.isfinite(value):
             value = None
         if value is not None and value == self._value:
@@ -65,7 +65,7 @@ class Gauge:
         return self.past(now).window(seconds)
 
     def past(self, now: float) -> "Past":
-        """A snapshot to make windows of later. Cheap."""
+        """A snapshot from which windows can be computed later. Taking it is cheap."""
         bins = [self._open(now)] if self._value is not None and now > self._since else []
         bins.extend(reversed(self._bins))
         return Past(now, self._value, bins)
@@ -117,7 +117,7 @@ class Past:
 
 
 class Slice(msgspec.Struct):
-    """Events of a span of time, by size class."""
+    """Events in a span of time, by size class."""
 
     number: int
     sizes: dict[int, int] = {}
@@ -152,7 +152,7 @@ class Events:
         self._last = value
 
     def window(self, seconds: float, now: float) -> Window:
-        """Statistics over this long, to the nearest slice."""
+        """Statistics over the last `seconds`, to the nearest slice."""
         oldest = math.ceil((now - seconds) / self._slice_s)
         parts = [part for part in self._slices if part.number >= oldest]
         count = sum(part.count for part in parts)
@@ -179,10 +179,10 @@ class Events:
 
 
 class LazyWindows(Mapping[float, T]):
-    """A value per length of window, computed on first access: most policies read few."""
+    """A value for each length of window, computed on first access because most policies read few of them."""
 
     def __init__(self, lengths: Collection[float], make: Callable[[float], T]) -> None:
-        """`make` must be pure, as a policy may call it on another thread."""
+        """`make` must be pure, because a policy may cause a call on another thread."""
         self._lengths, self._make = lengths, make
         self._made: dict[float, T] = {}
 
@@ -201,7 +201,7 @@ class LazyWindows(Mapping[float, T]):
 
 
 def looking_back(windows: Mapping[float, Window], seconds: float) -> Window | None:
-    """The longest window of at most this length; None if there is none."""
+    """The longest window of at most `seconds`; None if there is no such window."""
     fitting = [length for length in windows if length <= seconds]
     return windows[max(fitting)] if fitting else None
 

@@ -1,7 +1,8 @@
-"""The environment variables of nodes that run in this process: each node has its own besides those of the process.
+"""The environment variables of nodes that run in this process. Each node adds its own to those of the process.
 
-`os.environ` is one object for all threads. While code of a node with variables runs, it shows those, too; what the code
-sets then stays with the node. Libraries written in C read the environment of the process, and see none of this.
+`os.environ` is one object for all threads. While code of a node with variables runs, `os.environ` shows these variables
+too, and variables that the code sets stay with the node. Libraries written in C read the environment of the process,
+which has none of these variables.
 """
 
 import os
@@ -12,7 +13,7 @@ from pointsman.pipeline.context import CURRENT
 
 
 class NodeEnvironment(type(os.environ)):  # type: ignore[misc]
-    """`os.environ`, with the variables of the current node in front."""
+    """`os.environ`, with the variables of the current node first."""
 
     def __getitem__(self, key: str) -> str:
         own = CURRENT.get().env
@@ -54,7 +55,7 @@ class NodeEnvironment(type(os.environ)):  # type: ignore[misc]
 
 
 def environment_of(variables: Any) -> MutableMapping[str, str | None] | None:
-    """The value of `CallContext.env` for a node with these variables; None if it has none."""
+    """The value of `CallContext.env` for a node with these variables; None if the node has no variables."""
     if not variables:
         return None
     if type(os.environ) is not NodeEnvironment:

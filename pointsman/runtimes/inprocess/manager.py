@@ -42,7 +42,7 @@ MAX_REFUSALS = 10_000
 
 
 class DecisionOutbox:
-    """Delivers decisions and refusals in their order: to callbacks, or kept until the owner takes them."""
+    """Delivers decisions and refusals in their order to callbacks, or keeps them until the owner takes them."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class DecisionOutbox:
         self._undelivered: deque[DispatcherCommand] = deque()
         self._delivering = False
         self._decisions: dict[str, SchedulingDecision] = {}
-        """Decisions that were not read yet, for requests that have neither ended nor left the chosen instance."""
+        """Decisions that were not read yet. Their requests have neither ended nor left the chosen instance."""
         self._refusals: deque[tuple[RequestMetadata, Refusal]] = deque(maxlen=MAX_REFUSALS)
 
     def add(self, commands: Iterable[DispatcherCommand]) -> None:
         """Deliver commands. If a callback raises, the remaining commands are delivered with the next ones."""
         self._undelivered += commands
-        if self._delivering:  # called by a callback: the loop that called it continues with what this made possible
+        if self._delivering:  # a callback called this: the loop that called the callback delivers these commands too
             return
         self._delivering = True
         try:
@@ -101,8 +101,9 @@ class DecisionOutbox:
 class ControlPlaneManager:
     """Register instances, submit requests, send them where the decisions say, and report how they ended.
 
-    A decision is made at once if an instance has room, else as soon as one has. Each goes to `on_decision`; without
-    it, `decisions()` returns them. The same applies to refusals of requests that waited too long or failed too often.
+    A decision is made at once if an instance has room, else as soon as an instance has room. Decisions go to
+    `on_decision`. Without this callback, `decisions()` returns them. Refusals of requests that waited too long or
+    failed too often go to `on_refusal` or `refusals()` in the same way.
     Call `tick()` from time to time if nothing else happens, so that waiting requests can expire.
     """
 
@@ -119,8 +120,8 @@ class ControlPlaneManager:
         clock: Callable[[], float] = time.time,
         seed: int = DEFAULT_SETTINGS.seed,
     ) -> None:
-        """`scheduling_policy`: an object, a built-in name, or `package.module:Name`, made with `parameters`.
-        `arrival_time` of requests is on `clock`."""
+        """`scheduling_policy` is an object, a built-in name, or `package.module:Name`, created with `parameters`.
+        `arrival_time` of requests is a time of `clock`."""
         self._max_waiting, self._ttl_s = max_waiting, ttl_s
         self.policy = _policy(scheduling_policy, parameters)
         settings = DispatcherSettings(max_tries=max_tries, seed=seed)
@@ -131,7 +132,7 @@ class ControlPlaneManager:
     def update_policy(
         self, scheduling_policy: SchedulingPolicy | str, *, parameters: Mapping[str, Any] | None = None
     ) -> list[SchedulingDecision]:
-        """Schedule by another policy from now on; instances, requests and records stay. Returns what it sends."""
+        """Schedule by another policy from now on. Instances, requests and records stay. Returns its first decisions."""
         self.policy = _policy(scheduling_policy, parameters)
         commands = self._dispatcher.reconfigure(self._plan(), self._clock())
         self._outbox.add(commands)
@@ -169,7 +170,8 @@ class ControlPlaneManager:
         self._handle(Measured(instance_id, metrics))
 
     def remove_instance(self, instance_id: str, why: str = "it was removed") -> None:
-        """Remove an instance, planned or not: its unanswered requests go back to their old places in the queue."""
+        """Remove an instance, as planned or after a failure. Its unanswered requests return to their old positions in
+        the queue."""
         self._expect(instance_id)
         self._outbox.withdraw_all_of(instance_id)
         self._handle(Left(instance_id, Reason("reported", {"text": why})))
@@ -181,7 +183,7 @@ class ControlPlaneManager:
     # Requests
 
     def submit(self, *requests: RequestMetadata) -> list[SchedulingDecision]:
-        """Submit requests; several at once are decided together. Returns the decisions that this made possible."""
+        """Submit requests. Several requests are decided together. Returns the decisions that this made possible."""
         for request in requests:
             if not isinstance(request, RequestMetadata):
                 raise TypeError(f"expected a RequestMetadata, found a {type(request).__name__}")
@@ -197,8 +199,8 @@ class ControlPlaneManager:
         return self._handle(Ended(request_id, output_tokens))
 
     def failed(self, request_id: str, why: str, *, retry: bool = True) -> list[SchedulingDecision]:
-        """An instance failed a request: it waits again in its old position, and goes to another instance if there is
-        one."""
+        """An instance failed a request. The request waits again in its old position, and goes to another instance if
+        there is another."""
         self._outbox.withdraw(request_id)
         return self._handle(Failed(request_id, Reason("reported", {"text": why}), retry))
 
@@ -220,7 +222,7 @@ class ControlPlaneManager:
     def decisions(self) -> list[SchedulingDecision]:
         """Decisions since the last call, oldest first, if there is no `on_decision`.
 
-        Decisions that no longer hold are left out: the request has ended or failed since, or its instance has left.
+        Decisions that no longer hold are left out, because the request has ended or failed, or its instance has left.
         """
         return self._outbox.take_decisions()
 
@@ -264,7 +266,7 @@ class ControlPlaneManager:
         return nearness(fleet[one].instance, fleet[other].instance)
 
     def _expect(self, instance_id: str) -> None:
-        self._dispatcher.fleet[instance_id]  # raises with the nearest name if there is none
+        self._dispatcher.fleet[instance_id]  # if there is no such instance, the error has the nearest name
 
     def _handle(self, event: DispatcherEvent) -> list[SchedulingDecision]:
         commands = self._dispatcher.handle(event, self._clock())
@@ -273,7 +275,7 @@ class ControlPlaneManager:
 
 
 def _policy(given: SchedulingPolicy | str, parameters: Mapping[str, Any] | None) -> SchedulingPolicy:
-    """The policy that was given, or a new one by its name. Raises `ConfigError` if it is neither."""
+    """The given policy, or a new policy of the given name. Raises `ConfigError` if `given` is neither of these."""
     wrong: object = given
     if isinstance(given, str):
         return build_policy(given, parameters or {})

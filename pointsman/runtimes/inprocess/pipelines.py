@@ -1,7 +1,7 @@
-"""Pipelines in this process: the same run of the same flow, on replicas that are objects of this process.
+"""Pipelines in this process. A flow runs as it does elsewhere, but its replicas are objects of this process.
 
-Enters: bound objects and an input. Leaves: the result. Objects of classes are made when their graph is first executed,
-and kept with their nodes, so that a second `execute` finds them loaded.
+Enters: bound objects and an input. Leaves: the result. Objects of classes are created when their graph is first
+executed. They stay with their nodes, so that a second `execute` finds them loaded.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ def _with_handles(template: Any, link: "InProcessLink") -> Any:
 
 
 class InProcessLink:
-    """`HandleLink` between nodes of this process."""
+    """`HandleLink` between nodes in this process."""
 
     def __init__(self, nodes: LocalNodes, caller: Callable[[], InProcessReplica]) -> None:
         self.nodes = nodes
@@ -151,9 +151,9 @@ class LocalStep(NamedTuple):
     replica: InProcessReplica
     method: Method
     slots: tuple[int, ...] | None
-    """The positions of its arguments among the values of a run, if each is one of them."""
+    """The positions of the arguments among the values of a run, if every argument is such a value."""
     is_plain: bool
-    """Whether its calls may run in the thread of a caller that only waits for them, or if they are quick."""
+    """Whether calls may run in the caller's thread, if the caller only waits for them or if they are quick."""
 
 
 class LocalFlow(NamedTuple):
@@ -184,7 +184,7 @@ def _path(part: Any) -> tuple[Access, ...]:
 
 
 def _slot(flow: Flow, part: Any) -> int:
-    """Where a value is: the parts of the input first, then the results of steps."""
+    """The position of a value: the parts of the input come first, then the results of steps."""
     return int(part.index) if isinstance(part, InputValue) else len(flow.inputs) + int(part.index)
 
 
@@ -203,15 +203,15 @@ class GraphRun:
         given: tuple[Any, Any] | None = None,
         last: int | None = None,
     ) -> None:
-        """`inputs`: packed. `given`: the packed arguments of a call through a handle, for the steps that wait for
-        nothing. `last`: a step that is not run."""
+        """`inputs` are packed. `given` are the packed arguments of a call through a handle, for the steps that wait for
+        no other step. `last` is a step that is not run."""
         self._prepared = prepared
         self._flow = prepared.flow
         self._given = given
         self._last = last
         self._values: list[Any] = [*inputs, *[None] * len(self._flow.steps)]
         self._run: Run
-        """Created when it is first needed; never if all steps are quick."""
+        """Created when it is first needed. If all steps are quick, it is never created."""
         self._lock: RLock
         self._done: Future[Any]
         """The result of the run, unless `result` returns it."""
@@ -224,7 +224,7 @@ class GraphRun:
         return step.is_plain and (not only_quick or step.method.pace.is_quick)
 
     def _make(self, index: int, ended: Callable[[int, "Future[Any]"], None], *, here: bool) -> Any:
-        """The packed result of a step that runs in this thread; else `PENDING`, and `ended` gets the result later."""
+        """The packed result of a step that runs in this thread. For other steps `PENDING`; `ended` gets the result."""
         step = self._prepared.steps[index]
         args, kwargs = self._arguments(step)
         context = self.context(step)
@@ -270,7 +270,7 @@ class GraphRun:
         return filled(self._flow.output, self._part)
 
     def _part(self, part: Any) -> Any:
-        """A value of the run, as one receiver's copy."""
+        """A copy of a value of the run, for one receiver."""
         return result_part(unpacked(self._values[_slot(self._flow, part)]), _path(part))
 
 
@@ -294,7 +294,7 @@ class WaitedRun(GraphRun):
 
         try:
             while ready or self._in_flight:
-                for index in list(ready):  # steps that may take long run beside this thread, unless it would only wait
+                for index in list(ready):  # slow steps run in other threads, unless this thread would only wait
                     alone = len(ready) == 1 and not self._in_flight
                     if not self._suits_caller(index, only_quick=not alone):
                         ready.remove(index)
@@ -330,7 +330,7 @@ class SentRun(GraphRun):
     """A run that no thread waits for: each step that ends begins the next ones."""
 
     def begun(self) -> "Future[Any]":
-        """Begin it. Returns its result; with a last step, the arguments of that step."""
+        """Begin the run. Returns its result, or with a last step the arguments of that step."""
         self._run, self._lock, self._done = Run(self._flow, 0.0), RLock(), Future()
         self._done.add_done_callback(lambda done: self._cancel() if done.cancelled() else None)
         try:
@@ -415,7 +415,7 @@ class Pipeline:
 
 
 def ingress_of(given: InputNode) -> InProcessReplica | None:
-    """The function that makes the input of a request; None if the input is used unchanged."""
+    """The function that makes the input from a request; None if the input is used unchanged."""
     if given._preprocessor is None and given._schema is None:
         return None
     made = IngressInput(given._preprocessor, given._schema)

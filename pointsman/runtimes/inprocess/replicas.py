@@ -1,8 +1,8 @@
-"""Nodes of a pipeline in this process: what a replica does with a call, without the process.
+"""Nodes of a pipeline in this process. They handle calls as replicas do, without processes of their own.
 
-Calls are made as in `pointsman.replica`: async code on a loop of the node's own, plain code in its threads, batches
-collected, at most `max_concurrency` calls at a time. There is one difference, which no code can observe: plain code
-whose caller waits for nothing else runs in the caller's thread.
+Calls are made as in `pointsman.replica`: async code runs on a loop of the node's own, plain code runs in its threads,
+batches are collected, and at most `max_concurrency` calls run at a time. There is one difference, which no code can
+observe: plain code whose caller waits for nothing else runs in the caller's thread.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # it is already closed
+    with suppress(RuntimeError):  # the loop is already closed
         loop.call_soon_threadsafe(loop.stop)
 
 
@@ -67,7 +67,7 @@ class SharedThreads(Threads):
         return False  # quick calls run with their caller, or in a thread
 
     def borrow(self) -> bool:
-        """Whether a call may run now; then return its slot with `give_back(None)`."""
+        """Whether a call may run now. If so, return its slot later with `give_back(None)`."""
         try:
             self._slots.get_nowait()
         except Empty:
@@ -119,7 +119,7 @@ class LocalCall:
         self.result: Future[Any] = Future()
         """The packed result."""
         self.ended: Callable[[], None] = lambda: None
-        """Called when it ends, if it was begun."""
+        """Called when the call ends, if it was begun."""
         self._pieces = pieces
 
     def finish(self, value: Any) -> None:
@@ -133,7 +133,7 @@ class LocalCall:
         if self._pieces is not None:
             self._pieces.add(value)
         self._end()
-        with suppress(Exception):  # it was cancelled in the meantime
+        with suppress(Exception):  # the call was cancelled in the meantime
             self.result.set_result(value)
 
     def begin_pieces(self, first: Any) -> "LocalPieces":
@@ -170,10 +170,10 @@ class LocalCall:
 
 
 def _of_call(error: BaseException, node: str) -> BaseException:
-    """An error as the caller gets it. One that would end the caller, its loop or its generator becomes
+    """An error in the form that the caller gets. An error that would end the caller, its loop or its generator becomes
     a `CallFailed`."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        with suppress(Exception):  # it cannot be sent to another process
+        with suppress(Exception):  # the error cannot be sent to another process
             unpacked(packed(error))
             return error
     raised = CallFailed(str(error), kind=type(error).__name__, node=node)
@@ -232,7 +232,7 @@ class LocalObject:
         self._home: NodeLoop | None = None
 
     def methods(self) -> Methods:
-        """Create and configure it, at the first call. Raises what the code raises."""
+        """Create and configure the object at the first call. Raises what the code raises."""
         if self._methods is not None:
             return self._methods
         with self._making:
@@ -287,7 +287,7 @@ class LocalObject:
 
 
 class LocalCalls:
-    """The calls of a replica on its loop: at most `limit` run at a time, the others wait in order."""
+    """The calls of a replica on its loop. At most `limit` calls run at a time; the others wait in order."""
 
     def __init__(self, threads: SharedThreads, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         self._calling = Calling(threads, may_wait=True, loop=loop)
@@ -370,8 +370,8 @@ class InProcessReplica:
         return self.object.methods().find(name)
 
     def here(self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], context: CallContext) -> Any:
-        """What a plain method returns, called in this thread; `NOT_HERE` if its threads are busy. A future, if its
-        result must run on a loop. Raises what it raises."""
+        """Call a plain method in this thread. Returns its result, `NOT_HERE` if its threads are busy, or a future if
+        the result must run on a loop. Raises what the method raises."""
         if not self._threads.borrow():
             return NOT_HERE
         try:
@@ -409,7 +409,7 @@ class InProcessReplica:
     async def pieces(
         self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], context: CallContext
     ) -> AsyncIterator[Any]:
-        """A call of a generator, on the loop of this replica."""
+        """Call a generator on the loop of this replica."""
         pieces = LocalPieces()
         call = LocalCall(method, args, kwargs, context, pieces)
         self._calls.arrived(call)

@@ -1,8 +1,8 @@
 """Values that nodes of one process hand to each other: each receiver gets a copy, as if it were another process.
 
-So code that changes an argument or a result changes nothing elsewhere, arrays arrive read-only, and what cannot be sent
-to another process is refused here too. Only classes are handed over as they are: the class of a value may be defined
-inside a function, where another process could not import it.
+So code that changes an argument or a result changes nothing elsewhere, arrays arrive read-only, and values that cannot
+be sent to another process are refused here too. Only classes are handed over as they are, because the class of a value
+may be defined inside a function, from which another process could not import it.
 """
 
 import io
@@ -33,7 +33,7 @@ def packed(value: Any) -> Any:
     try:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=_keeping(buffers))
         return Packed(pickled, _copies(buffers))
-    except Exception:  # perhaps it contains a class that cannot be imported
+    except Exception:  # perhaps the value contains a class that cannot be imported
         return _packed_with_classes(value)
 
 

@@ -56,7 +56,7 @@ STORE_RETRY_S = 1.0
 """How often the plane tries to store pending changes again."""
 PYTHON_PATH = "PYTHONPATH"
 ORPHANS_STOP_GRACE_S = 5.0
-"""Time from SIGTERM to SIGKILL if no plane has come back."""
+"""Time from SIGTERM to SIGKILL, if no plane has come back."""
 LOOKING_FILES = 32
 """Files that may be open at once during detection, mostly those of GPU drivers."""
 
@@ -84,7 +84,7 @@ class LocalReplicaAccess:
 
 
 def _python_path(env: Mapping[str, str | None]) -> dict[str, str]:
-    """Folders of the replica come before those of the plane."""
+    """The Python path, in which folders of the replica come before those of the plane."""
     own, ours = env.get(PYTHON_PATH), os.environ.get(PYTHON_PATH)
     return {PYTHON_PATH: os.pathsep.join([own, ours])} if own and ours else {}
 
@@ -133,8 +133,8 @@ class LocalRuntime:
         gpu_drivers: GpuDrivers | None = None,
         tasks: Tasks | None = None,
     ) -> None:
-        """`state`: the folder; None: one that is removed at the end. `orphan_grace_s`: how long processes live on
-        without a plane. `tasks`: where background tasks run; None: by themselves."""
+        """`state` is the folder; None for a folder that is removed at the end. `orphan_grace_s` is how long processes
+        live on without a plane. `tasks` runs background tasks; if None, they run by themselves."""
         loop = asyncio.get_running_loop()
         self.clock = LoopClock(loop)
         self.tasks = tasks or Tasks(loop)
@@ -150,7 +150,7 @@ class LocalRuntime:
         self._tell: Tell | None = None
         """None before processes are adopted."""
         self._blind: Reason | None = None
-        """What could not be detected on this machine, and what to do about it; None if everything was."""
+        """What could not be detected on this machine, and what to do about it; None if everything was detected."""
 
     async def open(self) -> None:
         check_state(self._state)
@@ -225,7 +225,7 @@ class LocalRuntime:
         self.gpus.see(worker)
         if (
             worker.memory_bytes and self._tell is not None
-        ):  # otherwise the system does not report it, and there are no places
+        ):  # if the system does not report the memory, there are no places
             self._tell(WorkerSeen(worker))
 
     def problems(self) -> list[Reason]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 GROUP_GRACE_S = 2.0
-"""Time limit for a killed process to vanish: one that hangs in the kernel is not awaited any longer."""
+"""Time limit for a killed process to vanish. A process that hangs in the kernel is not awaited any longer."""
 LOG_BYTES = 8 * 1024 * 1024
 """Half of the maximum size of a log: at this size it is renamed to `.1`, replacing the previous `.1`."""
 PIECE = 64 * 1024
 LAST_PIECES = 64
-"""Maximum pieces of output that are read from a child that has ended: a process that left its group may write without
-end."""
+"""Maximum number of pieces of output to read from a child that has ended. A process that left the child's group may
+write without end."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TIMER_ABSTIME = 1
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -72,7 +72,7 @@ class Child:
     def __init__(
         self, name: str, message: dict[str, Any], process: subprocess.Popen[bytes], output: int, log: Log
     ) -> None:
-        """`message` is the request to start it."""
+        """`message` is the request to start the child."""
         self.name = name
         self.note = str(message.get("note", ""))
         self.outlives_s = float(message.get("outlives_s", 0.0))
@@ -82,7 +82,7 @@ class Child:
         self.pid, self.born = process.pid, born(process.pid)
         self.output: int | None = output
         self.end: dict[str, int] | None = None
-        """How its leader ended; None while the leader runs."""
+        """How the leader of the child's group ended; None while it runs."""
         self.gone_by = 0.0
         """When to stop waiting for the rest of its group."""
 
@@ -138,7 +138,7 @@ class Children:
         self.signal([child for child in self.running() if child.name == name], number)
 
     def next_deadline(self) -> float | None:
-        """When waiting for a group ends; None if none is awaited."""
+        """When waiting for a group ends; None if no group is awaited."""
         return min((child.gone_by for child in self.by_name.values() if child.end is not None), default=None)
 
     def reap(self) -> list[Child]:
@@ -170,7 +170,7 @@ class Children:
         del self.by_name[child.name]
 
     def _copy_output(self, child: Child) -> bool:
-        """Copy one piece. Returns whether there may be more."""
+        """Copy one piece of output. Returns whether there may be more output."""
         try:
             data = b"" if child.output is None else os.read(child.output, PIECE)
         except BlockingIOError:
@@ -191,7 +191,7 @@ class Children:
 
 
 def born(pid: int) -> str:
-    """When the kernel started a process; empty if there is none. It differs between processes with the same pid."""
+    """When the kernel started a process; empty if there is no process. Distinguishes processes with the same pid."""
     if Path("/proc/self/stat").exists():
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -204,7 +204,7 @@ def born(pid: int) -> str:
 
 
 def _next_ended(leaders: Container[int]) -> tuple[int, int] | None:
-    """Reap a child that has ended, or an orphan: its pid and wait status. None if there are no more."""
+    """Reap a child or an orphan that has ended. Returns its pid and wait status, or None if there are no more."""
     try:
         if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -289,7 +289,7 @@ class KillTimer:
             self._check(self._library.timer_create(CLOCK, ctypes.byref(event), ctypes.byref(self._timer)))
 
     def set(self, at: float | None) -> None:
-        """Set the time, on the clock of `now`, at which to kill; None: never. Raises `OSError`."""
+        """Set the time on the clock of `now` at which to kill; None for never. Raises `OSError`."""
         if at != self._at and self._library is not None:
             seconds = 0.0 if at is None else max(at, 1e-3)
             # struct itimerspec: no interval, then the time, of which zero means never
@@ -310,7 +310,7 @@ def _timer_library() -> ctypes.CDLL | None:
 
 
 def _die_with(supervisor: int) -> Callable[[], None]:
-    """Run in a child before it becomes the engine: it dies with the supervisor."""
+    """A function to run in a child before it becomes the engine. It makes the child die with the supervisor."""
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""How busy GPUs are: NVIDIA's from NVML, AMD's from what their driver writes under /sys.
+"""How busy GPUs are, read from NVML for NVIDIA, and from the files of the driver under /sys for AMD.
 
-Both report the share of the last interval in which any program computed anything. A GPU that does not report it (in MIG
-mode, or of another vendor) has no number, and is not read again for a while.
+Both sources report the share of the last interval in which any program computed anything. A GPU that does not report
+this share (because it is in MIG mode, or from another vendor) has no number, and is not read again for a while.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ VENDORS = ("nvidia", "amd")
 RETRY_S = 60.0
 """A GPU that did not report its usage is not read again for this long."""
 GPU_INTERVAL_S = 1.0
-"""Minimum interval of readings; drivers measure over about as long."""
+"""Minimum interval between readings. Drivers measure over about the same time."""
 GPU_TIME_LIMIT_S = 0.2
 """Time limit for a reading; without an answer, a policy is called without GPU usage."""
 GPU_IDLE_S = 60.0
@@ -48,7 +48,7 @@ class GpuDrivers:
         self._lock = Lock()
 
     def busy(self, gpus: Iterable[Gpu]) -> dict[int, float]:
-        """The share in use, 0 to 1, by index. GPUs that do not report it are left out."""
+        """The share in use, 0 to 1, by index. GPUs that do not report a share are left out."""
         with self._lock:
             now = self._clock()
             due = [gpu for gpu in gpus if self._retry_at.get(gpu.index, now) <= now]
@@ -128,7 +128,7 @@ class GpuUsage:
         if not in_flight and (self._read_at is None or self._clock() - self._read_at >= GPU_INTERVAL_S):
             self._begin({gpu.index: gpu for one in instances for gpu in self._gpus_of(one)}.values())
         if self._reading is not None:
-            await asyncio.wait([self._reading])  # other policies may wait for it too
+            await asyncio.wait([self._reading])  # other policies may wait for this reading too
 
     def of(self, deployments: Collection[str], instances: Iterable[InstanceStatus]) -> float | None:
         each = [self._gpus_of(one) for one in instances if one.deployment in deployments]
@@ -144,7 +144,7 @@ class GpuUsage:
             self._close_drivers()
 
     def _gpus_of(self, instance: InstanceStatus) -> list[Gpu]:
-        """The GPUs of an instance that can be read; none while it starts, because loading a model is not load."""
+        """The GPUs of an instance that can be read. None of them while it starts: loading a model is not load."""
         if instance.place is None or instance.phase is not Phase.READY:
             return []
         return [self._gpus[gpu] for gpu in instance.place.gpus if gpu in self._gpus]

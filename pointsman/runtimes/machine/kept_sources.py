@@ -1,11 +1,12 @@
 """Documents as rows, and the code that they had when they took effect.
 
-A document names code by file or module, and people keep editing those. So the content of the files is kept beside the
-document: a replica that starts later runs what was deployed, and a rollback brings the code back. Code is kept by what
-identifies a version (its text, its folder, the digest of its code), once for all documents that share it, and dropped
-with the last of them. `config/code.py` bounds what a node may keep; a document with a node beyond that keeps nothing.
+A document names code by file or module, and people keep editing these files. So the content of the files is kept with
+the document: a replica that starts later runs the deployed code, and a rollback brings the code back. The key of the
+code consists of the document's text, its folder, and the digest of the code. Documents with the same key share the
+code, which is dropped with the last of them. `config/code.py` limits the code that a node may keep. If a node exceeds
+this limit, nothing is kept for its document.
 
-Rows of documents are made here, too, because sources are found by the document as it was stored.
+This module also makes rows of documents, because sources are found by the document as it was stored.
 """
 
 import sqlite3
@@ -30,8 +31,8 @@ def values_of(document: ManifestText) -> tuple[Any, ...]:
 
 
 class SqliteSources:
-    """`SourceStore` of the interface, beside the tables of documents. Its table is made when it is missing, so that a
-    file of an earlier Pointsman can be used."""
+    """`SourceStore` of the interface, in the file of the documents. A missing table is created, so that a file of an
+    earlier Pointsman can be used."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -58,5 +59,5 @@ class SqliteSources:
 
 
 def _key(document: ManifestText) -> str:
-    """The key under which its sources are stored."""
+    """The key under which the sources of a document are stored."""
     return sha256(msgspec.json.encode([document.text, document.folder, document.code])).hexdigest()

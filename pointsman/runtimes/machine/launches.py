@@ -1,7 +1,7 @@
 """The engine processes of a plane, on the plane's side: orders become starts, and reports of workers become events.
 
-Enters: orders, and reports of `processes.py`. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: what runs
-is in the table before it is started, and so in the store, unless that cannot be written: then it is started
+Enters: orders, and reports of `processes.py`. Leaves: `Launched`, `LaunchFailed` and `Exited`. The one rule: a process
+is in the table, and so in the store, before it is started. If the store cannot be written, the process is started
 anyway, because recovery matters more.
 """
 
@@ -56,8 +56,8 @@ class Launches:
         return Address(known.host, known.port, False) if known is not None else None
 
     def adopt(self, running: Iterable[StoredProcess]) -> list[Adopted]:
-        """Take over the processes that run, and nothing else. Raises `msgspec.MsgspecError` if the place of one cannot
-        be read."""
+        """Take over the processes that run, and no others. Raises `msgspec.MsgspecError` if the place of a process
+        cannot be read."""
         there = {process.id: process for process in running}
         for name in [name for name in self._known if name not in there]:
             self._remove(name)
@@ -66,7 +66,7 @@ class Launches:
         return [_adopted(process) for process in there.values()]
 
     def prepare(self, order: ProcessOrder, host: str, port: int, worker: str = "") -> ProcessStart | None:
-        """The process that a worker is to start at a port that it chose; None if there is none, which is reported."""
+        """The process that a worker must start at a port that it chose. None if that fails, which is reported."""
         name = order.instance_id
         try:
             launch = order.launch(host, port)
@@ -75,7 +75,7 @@ class Launches:
             return None
         place = "" if order.place is None else msgspec.json.encode(order.place).decode()
         process = StoredProcess(name, order.deployment, order.recipe, host, port, place=place, worker=worker)
-        # Stored before it is started: a plane that is killed in between leaves no process that is not in the store.
+        # Stored before the start: a plane that is killed in between leaves no process that is not in the store.
         self._add(process)
         self._given[name] = order, launch.argv[0]
         return ProcessStart(process, tuple(launch.argv), dict(launch.env), order.folder)
@@ -113,7 +113,7 @@ class Launches:
         return [Reason("no-folder", one) for one in facts]
 
     def _why_final(self, end: InstanceEnded, order: ProcessOrder, program: str) -> Reason | None:
-        """Why no further start can succeed after this end; None if one may."""
+        """Why no further start can succeed after this end; None if a further start may succeed."""
         if end.errno in UNRUNNABLE:
             folder = f"{end.folder}, as there is no {order.folder}" if end.folder else ""
             facts = {"program": program, "why": os.strerror(end.errno), "folder": folder, "remedy": order.remedy}

@@ -1,4 +1,4 @@
-"""The logs of engines, as the supervisor writes them: a file per instance, and the older half of it as `.1`."""
+"""The logs of engines, which the supervisor writes: a file per instance, and another file (`.1`) with older output."""
 
 import os
 from collections.abc import Container
@@ -12,7 +12,7 @@ OURS = "[pointsman] "
 """Prefix of the supervisor's own lines."""
 PIECE = 64 * 1024
 MAX_REASON = 300
-"""Maximum characters of a last line that is quoted."""
+"""Maximum number of characters of a last line to quote."""
 MAX_LINES = 2000
 """Lines of a failed start that the adapter searches: the usage text of a server may be long."""
 MAX_LOGS = 100
@@ -26,7 +26,7 @@ def log_file(state: Path, instance_id: str) -> Path:
 
 
 def find_log(state: Path, instance_id: str) -> Path | None:
-    """The log of an instance; None if there is none."""
+    """The log of an instance; None if it has no log."""
     try:
         file = log_file(state, instance_id)
         return file if file.exists() else None
@@ -35,7 +35,7 @@ def find_log(state: Path, instance_id: str) -> Path | None:
 
 
 def tail(file: Path, lines: int) -> str:
-    """The last lines of a log, across its two files; empty if there is none."""
+    """The last lines of a log, across its two files; empty if there is no log."""
     text = _end_of(file, lines)
     missing = lines - len(text)
     if missing > 0:
@@ -59,7 +59,7 @@ def written(file: Path, lines: int = 1, among: int = 50) -> list[str]:
 
 
 def last_line(file: Path) -> str:
-    """The last line that a process wrote since it was last started; empty if it wrote none."""
+    """The last line that a process wrote since it was last started; empty if it wrote no line."""
     return next(iter(written(file)), "")
 
 

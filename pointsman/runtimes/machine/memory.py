@@ -21,7 +21,7 @@ from pointsman.wire.shared_memory import BufferFiles, SharedBuffers, UnreadableB
 
 MEMORY = Path("/dev/shm")
 SWEEP_S, MAX_AGE_S = 60.0, 900.0
-"""Interval of checks of files, and the age from which no request can need one."""
+"""Interval between checks of files, and the age from which no request can need a file."""
 OCTETS = b"application/octet-stream"
 
 
@@ -39,7 +39,7 @@ class SharedFolder(BufferFiles):
         _own_folder(path)
 
     def clear(self) -> None:
-        """Remove everything; no process that could use it may be left."""
+        """Remove all files. No process that could use them may be left."""
         self.close()
         _own_folder(self.path)
 
@@ -68,7 +68,7 @@ class NodeMemory:
         """A file with the home of this node: its name and the address of this server."""
         self._node, self._host = node, host
         self.secret = b""
-        """The secret of the plane; without one, nothing is sent."""
+        """The secret of the plane; without a secret, nothing is sent."""
         self._files = SharedBuffers(self._folder)
         self._http: HttpServer | None = None
         self._sending: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class NodeMemory:
             client.answer(404, _problem("there is no such page"))
 
     async def _send(self, client: ServerConnection, name: str, length: int) -> None:
-        """Send a file. It is copied on a thread, because a large one would block everything else."""
+        """Send a file. It is copied on a thread, because a large file would block everything else."""
         try:
             body = await asyncio.to_thread(lambda: bytes(self._files.get(name, length)))
         except UnreadableBlob as error:

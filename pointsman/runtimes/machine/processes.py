@@ -1,9 +1,9 @@
 """The engine processes of one worker, on the worker's side: started, stopped, watched and reaped through a supervisor.
 
-Enters: what to start, and signals, from the plane's side (`launches.py`). Leaves: reports of starts and ends, as plain
-data that may cross a network. The one rule: the end of every process is reported, whatever dies: engine, supervisor or
-plane. The supervisor keeps what is known about a process as a note: the next plane adopts by these notes, and needs its
-store only for processes that have lost their supervisor. A process without a readable note that is not known is killed.
+Enters: processes to start, and signals, from the plane's side (`launches.py`). Leaves: reports of starts and ends, as
+plain data that may cross a network. The one rule: the end of every process is reported, even if the supervisor or the
+plane dies. The supervisor keeps a note about each process. The next plane adopts processes by these notes, and needs
+its store only for processes that have lost their supervisor. An unknown process without a readable note is killed.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ LEASE_RETRY_S = 0.1
 RETRY_S = 1.0
 """Pause after a failed start of the supervisor."""
 UNSTARTED = {**SHORTAGES, errno.EADDRINUSE: "ports", errno.EADDRNOTAVAIL: "ports"}
-"""What the plane or the supervisor lacks if a process cannot be started, by error number."""
+"""By error number: what the plane or the supervisor lacks if a process cannot be started."""
 LOST = "its supervisor died, and took it along"
 SILENT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGINT})
-"""Signals from outside, which the last line of the log does not explain."""
+"""Signals from outside. The last line of the log does not explain an end by these signals."""
 
 
 class ProcessStart(msgspec.Struct, frozen=True):
@@ -57,9 +57,9 @@ class ProcessStart(msgspec.Struct, frozen=True):
     env: dict[str, str | None]
     """Changes to the environment of the worker; None removes a variable."""
     folder: str
-    """Its working directory, if the worker has it."""
+    """The working directory, if it exists on the worker."""
     outlives_s: float = 0.0
-    """How long it may keep running after the end of the lease of its worker."""
+    """How long the process may keep running after the end of the lease of its worker."""
 
 
 class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +69,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, tag=True):
     pid: int
     born: str
     folder: str = ""
-    """The folder in which it runs, if that is not the requested one."""
+    """The folder in which the process runs, if that is not the requested folder."""
 
 
 class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -78,14 +78,14 @@ class InstanceEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     id: str
     why: str
     errno: int = 0
-    """The system's error number for the failed start; 0 if it did not refuse it."""
+    """The system's error number for the failed start; 0 if the system did not refuse the start."""
     code: int = 0
     """Its exit code."""
     lines: tuple[str, ...] = ()
-    """Its last lines, if it has failed."""
+    """The last lines of the process's log, if the process has failed."""
     port_is_free: bool = True
     folder: str = ""
-    """The folder in which it was to run, if that is not the requested one."""
+    """The folder in which the process was meant to run, if that is not the requested folder."""
 
 
 WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
@@ -94,7 +94,7 @@ WorkerReport: TypeAlias = InstanceStarted | InstanceEnded
 class Ports:
     """Free ports, a different one for each instance.
 
-    Another program may take a port before its instance listens: then the instance ends, and gets another port.
+    If another program takes a port before the instance listens there, the instance ends, and gets another port.
     """
 
     def __init__(self, host: str) -> None:
@@ -147,7 +147,7 @@ class WorkerTable:
         self.ports.keep(process.id, process.port)
 
     def started(self, process: EngineProcess) -> StoredProcess | None:
-        """Record that a process runs as this pid. Returns None if it is unknown."""
+        """Record that a process runs, and as which pid. Returns None if the process is unknown."""
         known = self.known.get(process.id)
         if known is not None:
             known = msgspec.structs.replace(known, pid=process.pid, born=process.born)
@@ -155,7 +155,7 @@ class WorkerTable:
         return known
 
     def remove(self, instance_id: str) -> StoredProcess | None:
-        """Remove a process that has ended. Returns None if it is unknown."""
+        """Remove a process that has ended. Returns None if the process is unknown."""
         self.ports.release(instance_id)
         self.folders.pop(instance_id, None)
         return self.known.pop(instance_id, None)
@@ -180,8 +180,8 @@ class Processes:
         host: str = HOST,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        """`state`: a folder of the worker. `host`: where its processes listen. `environment`: that of processes before
-        changes."""
+        """`state` is a folder on the worker. `host` is where the processes of the worker listen. `environment` is their
+        environment before changes."""
         self.table = WorkerTable(state, host)
         self.problem: Reason | None = None
         """Why there is no supervisor; None if there is one."""
@@ -191,13 +191,13 @@ class Processes:
         self._terms = terms
         self._environment = environment
         self.supervisor: SupervisorLink | None = None
-        """None while there is none."""
+        """None while there is no supervisor."""
         self.renewal: dict[str, Any] = {}
         """The last renewal of the lease, for the next supervisor; empty if there is no lease."""
         self._known_supervisor: SupervisorProcess | None = None
         """The last known supervisor process."""
         self._is_lost = False
-        """Whether it has hung up and its processes have not been accounted for."""
+        """Whether the supervisor has hung up, and its processes have not been accounted for."""
         self._held: dict[str, Callable[[SupervisorLink], None]] = {}
         """Launches that wait for a supervisor, or for the end of an unknown process of the same name."""
         self._strangers: dict[str, int] = {}
@@ -207,7 +207,7 @@ class Processes:
         self._replacing: Timer | None = None
 
     async def open(self, known: Iterable[StoredProcess]) -> list[StoredProcess]:
-        """Find or start the supervisor. Returns what still runs from an earlier plane; everything else has ended."""
+        """Find or start the supervisor. Returns the processes of an earlier plane that still run; all others ended."""
         for process in known:
             self.table.add(process)
         with suppress(OSError):  # without this folder there are no logs, which `prune` and the supervisor tolerate
@@ -223,7 +223,7 @@ class Processes:
         return sorted(self.table.known.values(), key=lambda one: one.id)
 
     def start(self, start: ProcessStart) -> None:
-        """Reports `InstanceStarted`, and later `InstanceEnded`; or only the latter."""
+        """Start a process. Reports `InstanceStarted` and later `InstanceEnded`, or only `InstanceEnded`."""
         process = start.process
         self.table.add(process)
         note = msgspec.json.encode(process).decode()
@@ -263,8 +263,8 @@ class Processes:
     # The supervisor
 
     async def _connect(self, *, is_first: bool = False) -> tuple[list[StoredProcess], list[StoredProcess]]:
-        """Connect to a supervisor. Returns processes that run and had no pid yet, and those that do not run.
-        `is_first`: its notes are newer than the table."""
+        """Connect to a supervisor. Returns the processes that run and had no pid yet, and the processes that do not
+        run. With `is_first`, the notes of the supervisor are newer than the table."""
         supervisor, running = await open_supervisor(self._state, self._terms, before=self._known_supervisor)
         self._known_supervisor = supervisor.process
         for noted in filter(None, map(_noted, running)) if is_first else ():
@@ -302,7 +302,7 @@ class Processes:
             self._replacing = self._tasks.complete("supervisor replacement", self._replace)
 
     async def _replace(self) -> None:
-        """If the old supervisor is dead, so are its processes. If it only hung up, nothing is lost."""
+        """Connect again. If the old supervisor is dead, its processes are too. If it only hung up, nothing is lost."""
         if self._is_lost and self._known_supervisor is not None and await _has_ended(self._known_supervisor):
             for process in [one for one in self.table.known.values() if one.id not in self._held]:
                 await _clear(process)

@@ -2,9 +2,9 @@
 
 Only the plane that holds the lock of the state directory writes. Documents are stored before they take effect, or
 refused. Everything else is already decided when it is stored: the plane's memory is authoritative, and the file is
-a copy for the next plane. Each change is written at once, in its own transaction, so that whenever the plane is
-killed the file says what was true a moment before. What cannot be written, because the disk is full or broken, waits in
-memory and is written later, all of it together; no write raises.
+a copy for the next plane. Each change is written at once, in its own transaction. So if the plane is killed, the file
+has the state of a moment before. If the disk is full or broken, changes wait in memory and are written later, all of
+them together. These writes do not raise.
 """
 
 import os
@@ -89,7 +89,7 @@ class UnsavedRows(Protocol):
     def __len__(self) -> int: ...
 
     def write(self, db: sqlite3.Connection) -> None:
-        """Write them, within a transaction. They count as unsaved until `saved`."""
+        """Write the rows, within a transaction. They count as unsaved until `saved` is called."""
         ...
 
     def saved(self) -> None: ...
@@ -165,7 +165,7 @@ class Store:
     """The state in one file. Raises `PointsmanError` if the file cannot be used."""
 
     def __init__(self, state: Path, image: bytes | None = None) -> None:
-        """`image`: the content of a store that is in memory only and kept elsewhere; empty: a new one."""
+        """`image` is the content of a store that is in memory only and kept elsewhere. If empty, the store is new."""
         self._path, self._first = state / FILE, image
         try:
             if image is None:
@@ -213,7 +213,7 @@ class Store:
 
     @property
     def problem(self) -> Reason | None:
-        """Why the file is not up to date; None if it is."""
+        """Why the file is not up to date; None if it is up to date."""
         behind = self.behind
         if behind.failed_since is None:
             return None
@@ -240,7 +240,7 @@ class SqliteDocuments:
         self._db = db
         self._path = path
         self.push: Callable[[], None] | None = None
-        """Stores the written content elsewhere, and may raise `NotStored`. None: the content stays here."""
+        """Stores the written content elsewhere, and may raise `NotStored`. If None, the content stays here."""
 
     def check(self) -> None:
         """Load the stored state. Raises `sqlite3.Error`."""
@@ -367,7 +367,7 @@ class SqliteTargets:
         return len(self._forgotten) + len(self._unsaved_states) + sum(map(len, self._unsaved_records.values()))
 
     def write(self, db: sqlite3.Connection) -> None:
-        for name in self._forgotten:  # removals first: a present row of this name is newer
+        for name in self._forgotten:  # removals come first, because a present row of this name is newer
             db.execute("delete from scaling where name = ?", (name,))
             db.execute("delete from scaling_records where name = ?", (name,))
         states = [(name, self._states[name]) for name in self._unsaved_states]
@@ -427,19 +427,19 @@ class StoredProcess(msgspec.Struct, frozen=True):
     """A process that was started, or was about to be."""
 
     id: str
-    """Id of its instance."""
+    """Id of the instance."""
     deployment: str
     recipe: str
     host: str
     port: int
     pid: int | None = None
-    """None if it may not have been started."""
+    """None if the process may not have been started."""
     born: str = ""
     """When the kernel started it, which distinguishes it from a later process with the same pid."""
     place: str = ""
-    """Its place as JSON; empty if it has none."""
+    """The place of the instance as JSON; empty if it has no place."""
     worker: str = ""
-    """The worker on which it runs; empty: the machine of the plane."""
+    """The worker on which the process runs; if empty, the machine of the plane."""
 
 
 PROCESS = ", ".join(StoredProcess.__struct_fields__)
@@ -455,7 +455,7 @@ class SqliteProcesses:
         self.found = [msgspec.convert(dict(zip(names, row, strict=True)), StoredProcess) for row in rows]
         """Processes in the file when it was opened."""
         self._unsaved: dict[str, StoredProcess | None] = {}
-        """Changed processes; None: it has ended."""
+        """Changed processes; None for a process that has ended."""
         self._behind = behind
         behind.add(self)
 

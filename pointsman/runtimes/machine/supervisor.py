@@ -1,7 +1,7 @@
 """The parent of all engine processes of a plane. It outlives the plane, and ends them if no other plane connects.
 
-A separate program, with one thread and no decisions. It runs without other packages, so it and `children.py` use the
-standard library alone. Enters: JSON lines over a unix socket, from one plane at a time. Leaves: JSON lines about
+A separate program with one thread, which makes no decisions. It and `children.py` use only the standard library, so it
+needs no other packages. Enters: JSON lines over a unix socket, from one plane at a time. Leaves: JSON lines about
 processes. The one rule: no engine outlives the supervisor, and no message from a plane ends the supervisor.
 
     asks    hello{grace_s, stop_grace_s, leased}  start{id, argv, env, cwd, log, shown, outlives_s}  signal{id, number}
@@ -9,10 +9,10 @@ processes. The one rule: no engine outlives the supervisor, and no message from 
     says    supervisor{pid, busy}  running{instances: [{id, pid, born}]}  started{id, pid, born}  failed{id, why, errno}
             exited{id, pid, code | signal}  confused{why}
 
-Each engine has its own process group. Signals go to the whole group; when its leader exits, the rest is killed.
+Each engine has its own process group. Signals go to the whole group. When its leader exits, the rest is killed.
 `born` distinguishes a process from a later one of the same pid. With a lease (a plane on another machine), engines run
 only while it is renewed, regardless of the connection. A process with `outlives_s`, such as a gateway, owns nothing
-that others could own too: it keeps running for this long after the lease.
+that others could own too. It keeps running for this time after the lease.
 """
 
 import json
@@ -38,17 +38,17 @@ from pointsman.runtimes.machine.children import (
 )
 
 GRACE_S = STOP_GRACE_S = 5.0
-"""Default time for which engines keep running without a plane, and from SIGTERM to SIGKILL then."""
+"""Default times: how long engines keep running without a plane, and how long they then have from SIGTERM to SIGKILL."""
 MAX_GRACE_S = 1e6
 FIRST_VISIT_S = 10.0
 """The plane that started the supervisor must connect within this time."""
 LINE_BYTES = 8 * 1024 * 1024
 MAX_WAIT_S = 3600.0
 GROUP_LOOK_S = 0.02
-"""Interval of checks of the group of a leader that has ended."""
+"""Interval between checks of the group of a leader that has ended."""
 LATE_S = 0.25
-"""How late the supervisor may be to kill what ran under a lease, before the kernel kills the supervisor. A plane allows
-for more than that (`MARGIN_S` of `runtimes/ray/leases.py`)."""
+"""How late the supervisor may kill the processes of a lease before the kernel kills the supervisor. A plane allows for
+more than this time (`MARGIN_S` of `runtimes/ray/leases.py`)."""
 
 
 class EngineLease:
@@ -59,8 +59,8 @@ class EngineLease:
         self.is_granted = False
 
     def renew(self, stamp: float, lease_s: float, at: float) -> float:
-        """`stamp`: a time of this clock that the plane has received, so that a late delivery extends nothing. Returns
-        the end of the lease."""
+        """Renew the lease, and return its end. `stamp` is a time of this clock that the plane has received: the lease
+        is counted from there, so a late delivery does not extend it."""
         if not (stamp <= at and 0.0 < lease_s <= MAX_GRACE_S):
             raise ValueError(f"no lease from {stamp} on for {lease_s} s: it is {at}")
         ends = stamp + lease_s
@@ -76,16 +76,16 @@ class EngineLease:
 class LeasedChildren:
     """Ends the children under a lease when the lease is over. Without a lease it does nothing.
 
-    A supervisor that is frozen, or waits too long for a core, is killed by the kernel then, and its children with it.
+    If the supervisor is frozen or waits too long for a core, the kernel kills the supervisor and its children.
     """
 
     def __init__(self, children: Children) -> None:
         self.lease: EngineLease | None = None
         self._children = children
         self._killed_at: float | None = None
-        """When the other children of an ended lease are killed; None if none is left."""
+        """When the remaining children of an ended lease are killed; None if no children are left."""
         self._switch: KillTimer | None = None
-        """None without a lease, or if the kernel refused it: then nothing is started."""
+        """None without a lease, or if the kernel refused the timer. If refused, nothing is started."""
 
     def begin(self) -> None:
         """Let engines run only under a lease."""
@@ -115,13 +115,13 @@ class LeasedChildren:
         self._switch.set(self.lease.ends + stop_grace_s + LATE_S if needed else None)
 
     def deadline(self) -> float | None:
-        """When `check` must be called; None if it need not be."""
+        """When `check` must be called; None if no call is needed."""
         if self._killed_at is not None or self.lease is None:
             return self._killed_at
         return self.lease.ends if self._children.leased() else None
 
     def check(self, at: float, stop_grace_s: float) -> None:
-        """End what may no longer run. Another lease does not prevent that, because the plane may rely on their end."""
+        """End the children that may no longer run. A new lease does not save them: the plane may rely on their end."""
         leased = self._children.leased()
         if not leased or self.lease is None:
             self._killed_at = None
@@ -148,7 +148,7 @@ class PlaneConnection:
         self._unsent = b""
 
     def accept(self, listener: socket.socket) -> bool:
-        """Accept a plane. Returns False if that failed, or if another plane is connected, and answers so."""
+        """Accept a plane. Returns False if that failed. If another plane is connected, answers so and returns False."""
         greeting = {"say": "supervisor", "pid": os.getpid(), "busy": False}
         try:
             plane, _ = listener.accept()
@@ -173,7 +173,7 @@ class PlaneConnection:
             self._disconnect()
 
     def finish(self) -> None:
-        """Send what is left, for at most 1 s."""
+        """Send the remaining output, for at most 1 s."""
         if self._plane is not None:
             self._plane.setblocking(True)
             self._plane.settimeout(1.0)
@@ -230,7 +230,7 @@ class Supervisor:
         self._connected_until: float | None = now() + FIRST_VISIT_S
         """End of the grace time; None while a plane is connected."""
         self._epoch = 0
-        """Epoch of the newest plane; messages of older ones are ignored."""
+        """Epoch of the newest plane; messages of older planes are ignored."""
         self._ends_by: float | None = None
         """When everything is killed; None until the supervisor is told to end."""
         self.told_to_end = False
@@ -255,10 +255,10 @@ class Supervisor:
         self._selector.register(self._woken, selectors.EVENT_READ, lambda _: self._woken.recv(PIECE))
 
     def run(self) -> None:
-        """Run until it is told to end or left alone, and nothing runs any more."""
+        """Run until the supervisor is told to end or left without a plane, and no process is left."""
         while self._ends_by is None or self._children.by_name:
             ready = self._selector.select(self._timeout())
-            # A new plane comes after the end of the old one has been noticed.
+            # The end of the old plane must be noticed before a new plane is accepted.
             ready.sort(key=lambda pair: pair[0].fileobj is self._listener)
             for key, events in ready:
                 if key.fd in self._selector.get_map():
@@ -279,7 +279,7 @@ class Supervisor:
         return self._leased.lease.ends + max((child.outlives_s for child in self._children.running()), default=0.0)
 
     def _timeout(self) -> float | None:
-        """Seconds until the next action; None: never."""
+        """Seconds until the next action; None if no action is due."""
         groups = self._children.next_deadline()
         deadlines = [self._alone_until, self._leased.deadline()] if self._ends_by is None else [self._ends_by]
         known: list[float] = [at for at in (*deadlines, groups) if at is not None]
@@ -352,7 +352,7 @@ class Supervisor:
         if self._ends_by is not None:
             return
         self._ends_by = now() + self._stop_grace_s
-        with suppress(OSError):  # before closing: a path that exists leads to a listener
+        with suppress(OSError):  # before the socket is closed, because an existing path must lead to a listener
             if self._path.stat().st_ino == self._inode:  # otherwise another supervisor listens here
                 self._path.unlink()
         self._selector.unregister(self._listener)
@@ -361,7 +361,7 @@ class Supervisor:
 
 
 def main(listener: str, path: str) -> None:
-    """Run until the end. Signals get handlers, because engines would inherit SIG_IGN."""
+    """Run until the end. Signals have handlers and are not ignored, because engines would inherit SIG_IGN."""
     os.umask(0o077)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     supervisor = Supervisor(socket.socket(fileno=int(listener)), path)

@@ -33,7 +33,7 @@ class Member(NamedTuple):
     group: int
     session: int
     ticks: int
-    """Its start, in clock ticks since the machine was booted."""
+    """When the process started, in clock ticks since the machine was booted."""
 
 
 async def clear(instance_id: str, pid: int, started: str) -> bool:
@@ -113,7 +113,7 @@ PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); from pointsman.runtimes.machine.supervisor import main; "
     "main(*sys.argv[2:])"
 )
-"""The program of a supervisor, which finds this package and the standard library, and nothing else."""
+"""The program of a supervisor. It can import this package and the standard library, and nothing else."""
 PACKAGES = str(Path(__file__).parents[3])
 SOCKET = "supervisor.sock"
 LOG = "supervisor.log"
@@ -129,7 +129,7 @@ class SupervisorTerms(NamedTuple):
     grace_s: float
     """How long engines keep running without a plane. With a lease, the lease decides."""
     stop_grace_s: float
-    """Time from SIGTERM to SIGKILL if no plane has come back, or the lease has ended."""
+    """Time from SIGTERM to SIGKILL, if no plane has come back or the lease has ended."""
     leased: bool = False
     """Whether engines run while a lease is renewed, regardless of the connection."""
 
@@ -141,7 +141,7 @@ class EngineProcess(msgspec.Struct, frozen=True):
     pid: int
     born: str
     note: str = ""
-    """The note of the plane that started it, for the next one."""
+    """A note from the plane that started the process, for the next plane."""
 
 
 class Greeting(msgspec.Struct, frozen=True, tag_field="say", tag="supervisor"):
@@ -165,11 +165,11 @@ class ProcessFailed(msgspec.Struct, frozen=True, tag_field="say", tag="failed"):
     id: str
     why: str
     errno: int = 0
-    """Error number; 0 if the system did not refuse it."""
+    """Error number; 0 if the system did not refuse the start."""
 
 
 class ProcessExited(msgspec.Struct, frozen=True, tag_field="say", tag="exited"):
-    """A process has ended, and so has its group."""
+    """A process and its whole group have ended."""
 
     id: str
     pid: int
@@ -189,7 +189,7 @@ _DECODER: msgspec.json.Decoder[Greeting | ProcessesRunning | Report] = msgspec.j
 
 class SupervisorProcess:
     def __init__(self, child: subprocess.Popen[bytes] | None = None) -> None:
-        """`child`: the process, if this plane started it."""
+        """`child` is the process if this plane started it, else None."""
         self.pid, self.born = 0, ""
         self._child = child
 
@@ -206,7 +206,7 @@ class SupervisorProcess:
             os.kill(self.pid if self._child is None else self._child.pid, signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait for its end, which follows shortly after it has hung up."""
+        """Wait for the end of the supervisor, which follows shortly after it has hung up."""
         pause = 0.002
         while self.lives:
             await asyncio.sleep(pause)
@@ -236,8 +236,8 @@ class SupervisorLink(asyncio.Protocol):
         note: str = "",
         outlives_s: float = 0.0,
     ) -> None:
-        """Answered by `ProcessStarted`, and later `ProcessExited`; or by `ProcessFailed`. `outlives_s`: how long it may
-        run on after the end of the lease."""
+        """Start a process. The answer is `ProcessStarted` and later `ProcessExited`, or only `ProcessFailed`.
+        `outlives_s`: how long the process may run after the end of the lease."""
         shown, more = " ".join(words_without_secrets(argv)), {"note": note, "outlives_s": outlives_s}
         self.ask(ask="start", id=name, argv=argv, env=env, cwd=cwd, log=str(log), shown=shown, **more)
 
@@ -246,13 +246,13 @@ class SupervisorLink(asyncio.Protocol):
         self.ask(ask="signal", id=name, number=int(number))
 
     async def end(self, timeout_s: float = END_S) -> None:
-        """Stop everything, and return when the supervisor is gone. One that takes longer is killed."""
+        """Stop everything, and return when the supervisor is gone. It is killed if it takes longer than `timeout_s`."""
         self._on_lost = None
         self.ask(ask="end")
         try:
             async with asyncio.timeout(timeout_s):
                 await self.gone.wait()
-        except TimeoutError:  # the pid is still its own, because the connection is open
+        except TimeoutError:  # the pid still belongs to the supervisor, because the connection is open
             self.process.kill()
             await self.gone.wait()
         await self.process.wait()
@@ -280,7 +280,7 @@ class SupervisorLink(asyncio.Protocol):
         return None
 
     def listen(self, on_report: Callable[[Report], None], on_lost: Callable[[], None]) -> None:
-        """Call these from now on: with each report, and when the supervisor hangs up unexpectedly."""
+        """Call `on_report` with each report from now on, and `on_lost` when the supervisor hangs up unexpectedly."""
         self._on_report, self._on_lost = on_report, on_lost
         for report in self._unread:
             on_report(report)
@@ -288,7 +288,7 @@ class SupervisorLink(asyncio.Protocol):
             on_lost()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # not a check: uvloop's are of another class
+        self._transport = cast(asyncio.Transport, transport)  # not checked: transports of uvloop have another class
 
     def data_received(self, data: bytes) -> None:
         *lines, self._received = (self._received + data).split(b"\n")
@@ -306,7 +306,7 @@ class SupervisorLink(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone.set()
-        if self.process.is_child:  # otherwise it would stay a zombie
+        if self.process.is_child:  # if it is not reaped, it stays a zombie
             self._reaping = asyncio.get_running_loop().create_task(self.process.wait())
         self._answers.put_nowait(None)
         if self._on_lost is not None:
@@ -316,8 +316,8 @@ class SupervisorLink(asyncio.Protocol):
 async def open_supervisor(
     state: Path, terms: SupervisorTerms, before: SupervisorProcess | None = None
 ) -> tuple[SupervisorLink, list[EngineProcess]]:
-    """Connect to the supervisor of a state directory, and start one if there is none. Also returns what it runs.
-    `before` is the supervisor that the plane was connected to last, which it may have to reap."""
+    """Connect to the supervisor of a state directory, and start one if there is none. Also returns the processes that
+    it runs. `before` is the supervisor to which the plane was connected last. The plane may have to reap it."""
     link = await _existing(state) or await _started(state)
     if before is not None and before.pid == link.process.pid:
         link.process = before
@@ -337,7 +337,7 @@ async def open_supervisor(
 
 
 async def _existing(state: Path) -> SupervisorLink | None:
-    for _ in range(50):  # it may take a moment to notice that the previous plane is gone
+    for _ in range(50):  # a supervisor may take a moment to notice that the previous plane is gone
         try:
             link = await _connected(state / SOCKET, SupervisorProcess())
         except OSError:
@@ -373,7 +373,7 @@ async def _started(state: Path) -> SupervisorLink:
             pass_fds=(listener.fileno(),),
             start_new_session=True,  # Ctrl-C at the terminal is for the plane only
         )
-        link = await _connected(path, SupervisorProcess(child))  # it may not run yet, but the socket already listens
+        link = await _connected(path, SupervisorProcess(child))  # the socket listens even before the supervisor runs
     greeting = await link.answer()
     if not isinstance(greeting, Greeting):
         link.process.kill()

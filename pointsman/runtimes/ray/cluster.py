@@ -33,9 +33,9 @@ PRIORITY = {"RAY_worker_niceness": "0"}
 LOOPBACK = "127.0.0.1"
 """The address of a cluster that we start."""
 LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""0: Ray listens on loopback only. Else it takes 127.0.0.1 for the address of the machine, and listens on all."""
+"""If 0, Ray listens on loopback only. Otherwise it takes 127.0.0.1 for the machine's address, and listens on all."""
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Object store of a cluster that we start: values do not go through Ray."""
+"""Size of the object store of a cluster that we start. It is small, because values do not go through Ray."""
 STOP_GRACE_S = 1.0
 """Time from SIGTERM to SIGKILL when the lease of a node is over."""
 BOOKED_S = 5.0
@@ -50,11 +50,11 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a plane uses a cluster."""
 
     address: str = ""
-    """host:port of its head; if empty, a cluster is started on this machine, and ended with the plane."""
+    """host:port of the head; if empty, a cluster is started on this machine, and ended with the plane."""
     host: str = ""
-    """The address of this machine in the cluster; if empty, the one that Ray finds."""
+    """The address of this machine in the cluster; if empty, the address that Ray finds."""
     namespace: str = "pointsman"
-    """The namespace; it has one plane."""
+    """The namespace, which has only one plane."""
     storage: str = ""
     """A folder that all nodes reach, for the state; if empty, the state is lost with the node that holds it."""
     lease_s: float = 3.0
@@ -101,7 +101,7 @@ class RayNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str]
 
     def worker(self, seen: Worker) -> Worker:
-        """The worker, from what Ray and the node report: Ray gives the number of GPUs, drivers their properties."""
+        """The worker. Ray reports the number of its GPUs, and drivers report the properties of these GPUs."""
         number = int(self.resources.get("GPU", 0))
         labels = {name: value for name, value in self.labels.items() if name != "ray.io/node-id"}
         cpus = self.resources.get("CPU", 0.0)
@@ -116,7 +116,7 @@ class RayNode(msgspec.Struct, frozen=True):
         return tuple(Gpu(index=index, memory_bytes=size, model=kind) for index in range(number)) if size else ()
 
     def problem(self, seen: Worker) -> Reason | None:
-        """GPUs that cannot be used; None if there are none."""
+        """The GPUs that cannot be used; None if all GPUs can be used."""
         number = int(self.resources.get("GPU", 0))
         if len(self.worker(seen).gpus) >= number:
             return None
@@ -168,7 +168,7 @@ class RayCluster:
         if self._is_ours:
             for name, value in (HEALTH_CHECKS | PRIORITY).items():
                 os.environ.setdefault(name, value)
-            os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # Ray has read it at import
+            os.environ[LOOPBACK_ONLY], self._constants.ENABLE_RAY_CLUSTER = "0", False  # Ray read it at its import
             settings = {
                 "address": "local",
                 "include_dashboard": False,
@@ -177,7 +177,7 @@ class RayCluster:
             }
         elif self.settings.host or self.settings.address.startswith("127."):
             settings["_node_ip_address"] = self.settings.host or self.settings.address.partition(":")[0]
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of signals that the plane handles
+        logging.getLogger("ray").setLevel(logging.ERROR)  # Ray warns about signals that the plane handles
         namespace = self.settings.namespace
         context = self._ray.init(namespace=namespace, log_to_driver=False, configure_logging=False, **settings)
         self.address = context.address_info["gcs_address"]
@@ -204,7 +204,7 @@ class RayCluster:
         ]
 
     def agent(self, node: RayNode) -> Any:
-        """The actor of a node; created if it does not exist."""
+        """The actor of a node. It is created if it does not exist."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         folder = f"{self.settings.node_state}/{self.settings.namespace}/{node.name}"
@@ -213,7 +213,7 @@ class RayCluster:
         )
 
     async def keeper(self) -> Any:
-        """The actor that keeps the state; created if it does not exist, on the node of the plane if possible."""
+        """The actor that keeps the state. If it does not exist, it is created, if possible on the node of the plane."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = next((one.id for one in await self.nodes() if one.host == self.host), None)
@@ -249,10 +249,10 @@ class RayCluster:
 
 
 class Bookings:
-    """What is booked with Ray, so that other jobs do not use it: a placement group per instance with a place."""
+    """Bookings with Ray, so that other jobs do not use the same resources: a placement group per placed instance."""
 
     async def book(self, instance_id: str, place: Place, nodes: Mapping[str, RayNode]) -> None:
-        """Book what an instance uses of its workers. Raises `NotBooked`."""
+        """Book the resources of workers that an instance uses. Raises `NotBooked`."""
         await asyncio.to_thread(_book, instance_id, place, nodes)
 
     async def free(self, instance_id: str) -> None:

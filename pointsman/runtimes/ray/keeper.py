@@ -1,8 +1,8 @@
 """What remains of a plane on a cluster when it is killed: its state, and an actor that keeps its nodes alive.
 
 Enters: beats and images of the state of one plane at a time. Leaves: epoch, state and secret for the next plane, and
-leases for the nodes while there is none. The one rule: while a plane is alive, it alone grants leases; the keeper
-grants them once the plane has been silent, for a bounded time.
+leases for the nodes while there is no plane. The one rule: while a plane is alive, only the plane grants leases. When
+it has become silent, the keeper grants them for a bounded time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pointsman.runtimes.ray.leases import NodeLease
 from pointsman.runtimes.ray.node import POLL_S
 
 BEAT_S = 0.5
-"""Interval of a plane's heartbeats."""
+"""Interval between a plane's heartbeats."""
 SILENT_S = 1.0
 """Silence of a plane after which the keeper renews the leases in its place."""
 TAKEN_S = 3.0
@@ -32,7 +32,7 @@ NOTED_S = 1.0
 
 
 def node_agent(namespace: str, name: str) -> Any:
-    """The actor of a node. Raises `ValueError` if there is none."""
+    """The actor of a node. Raises `ValueError` if there is no actor."""
     import ray
 
     return ray.get_actor(f"node-{name}", namespace=namespace)
@@ -50,22 +50,22 @@ class KeptState(msgspec.Struct):
     secret: str = ""
     """The secret of replicas and gateway."""
     image: bytes = b""
-    """The image of the store; empty if there is none."""
+    """The image of the store; empty if there is no image."""
     number: int = 0
     """The number of the image within its epoch."""
     gateway: str = ""
     """The address at which replicas reach the gateway."""
     plane: str = ""
-    """The plane that rules the cluster; empty: none, and none has left anything."""
+    """The plane that rules the cluster; empty if there is none and no plane has left anything."""
     nodes: tuple[str, ...] = ()
-    """The nodes that it keeps if the plane dies."""
+    """The nodes that the keeper keeps if the plane dies."""
 
 
 class Checkpoint:
     """The state of a keeper at the storage that the user has named, if any: two files."""
 
     def __init__(self, file: Path | None) -> None:
-        """None: nothing is stored."""
+        """If `file` is None, nothing is stored."""
         self._file = file
 
     def load(self) -> KeptState:
@@ -77,7 +77,7 @@ class Checkpoint:
             raise PointsmanError(f"{self._file} cannot be used ({error}); move it away") from error
 
     def store(self, kept: KeptState) -> None:
-        """Raises `PointsmanError` if it cannot be written."""
+        """Store the state. Raises `PointsmanError` if the storage cannot be written."""
         if self._file is None:
             return
         try:
@@ -109,7 +109,7 @@ class Checkpoint:
 
 
 class Keeper:
-    """An actor, found by its name. With a storage, its state survives it."""
+    """An actor that is found by its name. With a storage, the state survives the actor."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Keeper:
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def take(self, plane: str) -> KeptState:
-        """Become the plane of this cluster. Raises `PlaneRuns`, `PointsmanError` if the storage cannot be used."""
+        """Make `plane` the plane of this cluster. Raises `PlaneRuns`; `PointsmanError` if the storage is unusable."""
         ruling = self._kept.plane
         if ruling not in ("", plane) and time.monotonic() - self._heard_at < TAKEN_S:
             raise PlaneRuns(f"a plane runs on this cluster already ({ruling}); stop it first")
@@ -158,7 +158,7 @@ class Keeper:
             self._checkpoint.store(self._kept)
 
     async def release(self, epoch: int, node: str) -> float:
-        """Stop keeping a node. Returns the seconds until everything under the keeper's leases there has ended."""
+        """Stop keeping a node. Returns the seconds until everything on it under the keeper's leases has ended."""
         self._check(epoch)
         self._agents.pop(node, None)
         lease = self._leases.get(node)
@@ -208,7 +208,7 @@ class Keeper:
         lease, stamp = self._leases.setdefault(name, NodeLease(*self._terms)), None
         with suppress(Exception):  # the node is gone, or Ray fails: its lease ends
             async with asyncio.timeout(ANSWER_S):
-                while stamp is None:  # the first answer only has a stamp
+                while stamp is None:  # the first answer only brings a stamp
                     stamp = lease.echo()
                     answer = await agent.poll.remote(self._kept.epoch, stamp, lease.lease_s, None)
                     lease.heard(answer.stamp, time.monotonic())

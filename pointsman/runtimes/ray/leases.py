@@ -1,8 +1,8 @@
-"""Leases of nodes, on the granting side: when everything that a silent node ran has certainly ended.
+"""Leases of nodes, on the granting side. They show when all processes of a silent node have certainly ended.
 
-A node's supervisor ends its engines `lease_s` after the last stamp of its own clock that was echoed to it (see
-`runtimes/machine/supervisor.py`). A stamp is older than its receipt, so counting from the receipt is safe without
-comparing clocks; only their rates must agree.
+A node sends stamps of its own clock, and the plane echoes them. The node's supervisor ends its engines `lease_s` after
+the last echoed stamp (see `runtimes/machine/supervisor.py`). A stamp is older than its receipt, so counting from the
+receipt is safe without comparing clocks; only the rates of the clocks must agree.
 """
 
 import math
@@ -17,13 +17,13 @@ class NodeLease:
     def __init__(self, lease_s: float, stop_grace_s: float) -> None:
         self.lease_s = lease_s
         self.over_at = -math.inf
-        """When everything that was started there under this lease has ended."""
+        """When everything that was started on the node under this lease has ended."""
         self._overtime_s = lease_s + stop_grace_s + MARGIN_S
         self._stamp: float | None = None
         self._heard_at = -math.inf
 
     def heard(self, stamp: float, at: float) -> None:
-        """Note an answer of the node, with the time of its clock."""
+        """Note an answer from the node, with the time of its clock."""
         self._stamp, self._heard_at = stamp, at
 
     def echo(self) -> float | None:
@@ -37,5 +37,5 @@ class NodeLease:
         self._stamp = None
 
     def until_over(self, at: float) -> float:
-        """Seconds until nothing runs there any more; 0 if nothing does now."""
+        """Seconds until nothing runs on the node any more; 0 if nothing runs on it now."""
         return max(self.over_at - at, 0.0)

@@ -25,7 +25,7 @@ from pointsman.types import Gpu, Worker
 
 ANSWER_S = 1.0
 POLL_ANSWER_S = 0.8
-"""A node that does not answer a poll in this time is silent. It answers after `POLL_S` without any reports."""
+"""A node that does not answer a poll in this time is silent. Without reports, a node answers after `POLL_S`."""
 OPEN_S = 30.0
 """Time limit for the actor of a node to start."""
 LOOK_S = 0.5
@@ -42,7 +42,7 @@ class Authority:
         self.gateway = ""
         """Where replicas on any node reach the gateway of this plane."""
         self.calls: str | None = None
-        """Where gateways take calls of replicas, a line for each; None until that is known."""
+        """The addresses at which gateways take calls from replicas, one per line; None until they are known."""
         self.secret = ""
         """The secret of gateways and replicas."""
         self.problem: Reason | None = None
@@ -112,17 +112,17 @@ class Authority:
 
     @property
     def longest_s(self) -> float:
-        """How long what a plane has started may run after its last heartbeat."""
+        """How long the processes of a plane may run after its last heartbeat."""
         settings = self._cluster.settings
         return settings.orphan_grace_s + 2 * settings.lease_s + STOP_GRACE_S + MARGIN_S
 
     @property
     def in_doubt(self) -> bool:
-        """Whether another plane may rule the cluster: the keeper has not received heartbeats of this one lately."""
+        """Whether another plane may rule the cluster, because the keeper had no heartbeat from this plane lately."""
         return time.monotonic() - self._heard_at >= TAKEN_S
 
     async def certain(self) -> None:
-        """Wait until this plane certainly rules the cluster. It does not while it is in doubt or outruled."""
+        """Wait until this plane certainly rules the cluster."""
         while self.outruled or self.in_doubt:
             await asyncio.sleep(RETRY_S)
 
@@ -144,14 +144,14 @@ class NodeLink:
         tell: Tell,
         known: tuple[StoredProcess, ...],
     ) -> None:
-        """`known`: processes that an earlier plane has left there, according to the store."""
+        """`known`: the processes that an earlier plane has left on the node, according to the store."""
         self.name = name
         self.node: RayNode | None = None
-        """The node; None: Ray does not have it now."""
+        """The node; None while Ray does not have it."""
         self.last_node: RayNode | None = None
         self.problem: Reason | None = None
         self.worker: Worker | None = None
-        """The worker as it was last seen; None: it is gone."""
+        """The worker as it was last seen; None if it is gone."""
         self.wanted_gpus: tuple[Gpu, ...] = ()
         """GPUs whose use is measured."""
         self.busy: Mapping[int, float] = {}
@@ -159,9 +159,9 @@ class NodeLink:
         self.running = known
         """The processes that this plane found there."""
         self.instances = {one.id for one in known}
-        """The processes that run there, or are about to."""
+        """The processes that run on the node, or will soon be started there."""
         self.opened = asyncio.Event()
-        """Set once it has answered."""
+        """Set when the node has answered for the first time."""
         self.silent_since: float | None = None
         self.ended = False
         self.see: Callable[[Worker], Worker] = lambda worker: worker
@@ -170,14 +170,14 @@ class NodeLink:
         self.task_failed: Callable[[str, FailedElsewhere], None] = lambda *_: None
         """Called with each failure of a background task of the node."""
         self._failures: dict[str, int] = {}
-        """How often each has failed, as reported so far."""
+        """How often each background task has failed, as reported so far."""
         self._cluster, self._authority, self._report, self._tell = cluster, authority, report, tell
         self._lease = NodeLease(cluster.settings.lease_s, STOP_GRACE_S)
         if known:  # leases of an earlier plane may apply
             self._lease.over_at = time.monotonic() + authority.longest_s
         self._agent: Any = None
         self.adopts = True
-        """Whether this plane has just started: then everything that runs there is its own, else only what it knows."""
+        """Whether this plane has just started. If so, it owns all processes on the node, else only those it knows."""
         self._after = 0
         self._stops: dict[str, bool] = {}
         """Signals that may not have arrived, by instance: True for SIGKILL."""
@@ -217,7 +217,7 @@ class NodeLink:
         self._agent, self._after, self.last_node = agent, 0, node
         told = self._failures
         counts = {name: count for name, (count, _) in opened.failures.items()}
-        # Failures before this plane connected are not reported again; those while the node was silent are.
+        # Failures from before this plane connected are not reported again. Failures while the node was silent are.
         self._failures = (
             {name: min(told.get(name, 0), counts[name]) for name in counts} if self.opened.is_set() else counts
         )
@@ -269,7 +269,7 @@ class NodeLink:
         )
 
     async def _is_over(self) -> bool:
-        """Whether nothing runs there any more. A node that is only slow comes back before that."""
+        """Whether nothing runs on the node any more. A node that is only slow answers again before that."""
         if self._lease.until_over(time.monotonic()):
             return False
         self._authority.agents.pop(self.name, None)
@@ -301,7 +301,7 @@ class NodeLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answers."""
+        """Whether the node answers."""
         return self.worker is not None and self.silent_since is None
 
     async def ask(self, method: str, *args: Any) -> Any:
@@ -319,7 +319,7 @@ class NodeLink:
         self._stops.pop(instance_id, None)
 
     async def close(self) -> None:
-        """End everything there, and the actor. A node that does not answer ends by itself when its lease is over."""
+        """End everything on the node, and its actor. If it does not answer, that happens when its lease is over."""
         self.ended, agent = True, self._agent
         try:
             await self.ask("close")
@@ -350,11 +350,11 @@ class NodeLinks:
         self._running: dict[str, Any] = {}
 
     def of(self, instance_id: str) -> NodeLink | None:
-        """The worker where an instance runs, or is about to; None: nowhere."""
+        """The link to the worker on which an instance runs or will run; None if there is no such worker."""
         return next((one for one in self.links.values() if instance_id in one.instances), None)
 
     def is_out_of_reach(self, instance_id: str) -> bool:
-        """Whether its node is silent. It may answer itself, and will be ended when the lease is over."""
+        """Whether the node of an instance is silent. The instance may still answer, until the lease ends."""
         link = self.of(instance_id)
         return link is not None and link.silent_since is not None
 

@@ -1,8 +1,8 @@
 """One node of the cluster, on its own side: an actor that is pinned to it, and uses the supervisor of its engines.
 
 Enters: calls of the plane, each with the plane's epoch. Leaves: reports, which the plane fetches by long polls. The one
-rule: the actor holds nothing that must survive it: engines are children of the supervisor, which runs in a session of
-its own and ends them when the lease is over, even if actor and raylet are gone.
+rule: the actor holds nothing that must survive it. Engines are children of the supervisor, which runs in a session of
+its own. It ends them when the lease is over, even if actor and raylet are gone.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from pointsman.runtimes.tasks import Tasks
 from pointsman.types import Gpu, Worker
 
 POLL_S = 0.3
-"""How long a poll waits for a report: the lease is renewed about as often."""
+"""How long a poll waits for a report. The lease is renewed about as often."""
 RAYLET_WATCH_S = 0.05
 OURS = ("RAY_", "PYTHONBREAKPOINT")
-"""Variables of the raylet that engines do not get."""
+"""Environment variables of the raylet that engines do not get."""
 
 
 class OlderPlane(PointsmanError):
@@ -46,12 +46,12 @@ class NodeAnswer(msgspec.Struct, frozen=True):
     stamp: float
     """The node's clock."""
     reports: tuple[tuple[int, WorkerReport], ...]
-    """Numbered, oldest first, until a later poll says that they have arrived."""
+    """Numbered reports, oldest first. They are repeated until a later poll confirms them."""
     problem: Reason | None = None
     busy: Mapping[int, float] = {}
     """The share in use of the GPUs that the poll has asked for."""
     failures: Mapping[str, tuple[int, str]] = {}
-    """How often background tasks of the node have failed, and why last."""
+    """How often background tasks of the node have failed, and the last error of each."""
 
 
 class NodeOpened(msgspec.Struct, frozen=True):
@@ -70,8 +70,8 @@ class NodeAgent:
     def __init__(
         self, name: str, folder: str, host: str, stop_grace_s: float, drivers: GpuDrivers | None = None
     ) -> None:
-        """`folder`: for socket and logs. `host`: where engines listen. `drivers`: of GPUs; default: the installed
-        ones."""
+        """`folder` is for socket and logs. `host` is where engines listen. `drivers` are those of GPUs (default: the
+        installed drivers)."""
         self._name, self._folder, self._host = name, Path(folder).expanduser(), host
         self._gateway = self._folder / "gateway"
         """A file with the address of the plane, for gateways and replicas."""
@@ -97,9 +97,9 @@ class NodeAgent:
         gateway: str = "",
         secret: str = "",
     ) -> NodeOpened:
-        """Begin to serve a plane. `known`: what should run here, according to its store. `keep`: everything else
-        that runs is killed; None: a plane that has just started adopts all of it. `gateway`: where replicas reach it.
-        `secret`: that of its replicas."""
+        """Begin to serve a plane. `known`: what should run here, according to the plane's store. Processes that are
+        not in `keep` are killed; if it is None, a plane that has just started adopts all processes. `gateway`: where
+        replicas reach the plane. `secret`: the secret of its replicas."""
         self._check(epoch)
         failures = {} if self._tasks is None else self._tasks.reasons()
         async with self._opening:
@@ -134,9 +134,9 @@ class NodeAgent:
         gpus: Sequence[Gpu] = (),
         calls: str | None = None,
     ) -> NodeAnswer:
-        """Renew the lease and fetch reports. `stamp`: of an earlier answer. `after`: the last report that has arrived;
-        None: only renew. `gpus`: those whose use is wanted. `calls`: where gateways take calls of replicas, a
-        line for each; None: as before."""
+        """Renew the lease and fetch reports. `stamp` is from an earlier answer. `after` is the last report that has
+        arrived; with None, only the lease is renewed. `gpus` are those whose use is wanted. `calls` are the addresses
+        at which gateways take calls from replicas, one per line; None if they have not changed."""
         processes = self._ready(epoch)
         if calls is not None and calls != self._calls:
             replace_text(self._folder / GATEWAYS, calls)
@@ -162,7 +162,7 @@ class NodeAgent:
         return self._ready(epoch).table.ports.take(instance_id)
 
     async def start(self, epoch: int, start: ProcessStart, python: str) -> None:
-        """`python`: the interpreter of the plane, which is replaced by that of this node."""
+        """Start a process. `python` is the interpreter of the plane. This node's interpreter replaces it."""
         argv = (sys.executable, *start.argv[1:]) if start.argv[0] == python else start.argv
         processes = self._ready(epoch)
         assert self._memory is not None, "it was opened with the processes"

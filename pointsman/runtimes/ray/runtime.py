@@ -37,7 +37,7 @@ from pointsman.wire import FilesOfNodes
 LEFT = "cluster.sqlite"
 """The file that a plane leaves in its folder when it ends everything, for a cluster without any state."""
 ADOPT_S = 15.0
-"""Maximum time for which a starting plane waits for its nodes; a node that answers later joins then."""
+"""Maximum time for which a starting plane waits for its nodes. A node that answers later joins at that time."""
 SAVE_S = 5.0
 PUSH_RETRY_S = 1.0
 NO_WORKER = "no worker answers now"
@@ -51,7 +51,7 @@ class ClusterState:
         self.problem: Reason | None = None
         self._cluster, self._authority = cluster, authority
         self._number = 0
-        """The number of the last image. The keeper ignores an image that is older than the one it has."""
+        """The number of the last image. The keeper ignores an image that is older than its present image."""
         self._is_pushing = False
         self._changed = asyncio.Event()
         self.store.behind.written = self._changed.set
@@ -87,7 +87,7 @@ class ClusterState:
         try:
             self._cluster.save_now(self._authority.epoch, self._next(), self.store.image())
         except NotStored:
-            self._changed.set()  # it may have arrived late: send the present state all the same
+            self._changed.set()  # send the present state again, even though the image may have arrived late
             raise
 
     def _next(self) -> int:
@@ -120,7 +120,7 @@ class ClusterListener(AdminSocket):
         self._replicas: asyncio.AbstractServer | None = None
 
     def bind(self, host: str, before: str) -> str:
-        """Take an address that other nodes reach: that of the previous plane, if it was on this node."""
+        """Take an address that other nodes reach: the address of the previous plane, if that ran on this node."""
         ports = [int(before.rpartition(":")[2])] if before.startswith(f"{host}:") else []
         for port in (*ports, 0):
             bound = socket.socket()
@@ -160,7 +160,7 @@ class NodeGpus:
         """When the policy of each deployment last asked for the usage."""
 
     async def read(self, deployments: Collection[str], instances: Sequence[InstanceStatus]) -> None:
-        """Let nodes measure with each poll, as long as this is called; the next call of a policy has the values."""
+        """As long as this is called, nodes measure with each poll. The next call of a policy has the values."""
         now = self._clock()
         self._asked_at |= dict.fromkeys(deployments, now)
         self._asked_at = {name: at for name, at in self._asked_at.items() if now - at < GPU_IDLE_S}
@@ -184,7 +184,7 @@ class NodeGpus:
 
 
 def _gpus_of(instance: InstanceStatus) -> list[tuple[str, int]]:
-    """(worker, index) of its GPUs; none while it starts, because loading a model is not load."""
+    """(worker, index) of an instance's GPUs; empty while it starts, because loading a model is not load."""
     if instance.place is None or instance.phase is not Phase.READY:
         return []
     return list(instance.place.gpus)
@@ -217,7 +217,7 @@ class NodeStarts:
         await self._authority.certain()
         if name not in link.instances:
             del self._under_way[name]
-            return  # its worker has been lost, which was reported
+            return  # the worker of the instance was lost, which was reported
         try:
             if order.place is not None:
                 nodes = {one.name: one.last_node for one in self.nodes.links.values() if one.last_node is not None}
@@ -235,7 +235,7 @@ class NodeStarts:
             self._tell(LaunchFailed(name, str(error), "booking"))
         except NoAnswer as error:
             if name not in self._under_way:
-                return  # it may have been started: the link will report that
+                return  # the process may have been started: the link will report that
             self._launches.failed(name, error)
         except Exception as error:
             self._launches.failed(name, error)
@@ -244,7 +244,7 @@ class NodeStarts:
         self._unbook(name)
 
     def _link_for(self, order: ProcessOrder) -> NodeLink | None:
-        """The worker for an instance; without a place, the one with the fewest instances."""
+        """The worker for an instance. Without a place, the worker with the fewest instances."""
         up = self.nodes.up()
         worker = order.worker if order.place is None else order.place.home
         if worker:
@@ -304,7 +304,7 @@ class RayRuntime:
         scrape_interval_s: float = 0.5,
         tasks: Tasks | None = None,
     ) -> None:
-        """`folder`: for the admin socket of this plane. `cluster`: not connected yet."""
+        """`folder` is for the admin socket of this plane. `cluster` is not connected yet."""
         loop = asyncio.get_running_loop()
         self.clock = LoopClock(loop)
         self.tasks = tasks or Tasks(loop)

@@ -1,4 +1,4 @@
-"""Requests on simulated engines: the carrier of the dispatchers, as a gateway is, without connections."""
+"""Requests on simulated engines. Like a gateway, this is the carrier of the dispatchers, but without connections."""
 
 from collections.abc import Callable, Sequence
 from math import inf, nan
@@ -46,11 +46,11 @@ class SimulatedRequest(msgspec.Struct, eq=False):
     prefill: "SimulatedRequest | None" = None
     """Its prefill, while its prompt is read on another engine or its KV is in transfer."""
     decodes: "tuple[SimulatedRequest, str] | None" = None
-    """If it is such a prefill: the request, and the instance that will write the answer."""
+    """For such a prefill: the request, and the instance that will write the answer. Otherwise None."""
     transferred: int = 0
     """Tokens of its prompt whose KV has arrived."""
     sent_at: float = nan
-    """When it was last sent; nan if it never was."""
+    """When the request was last sent; nan if it was never sent."""
     first_token_at: float = nan
     instance: str = ""
     """The instance to which it was last sent."""
@@ -73,7 +73,7 @@ class RequestLog:
 
 
 class SimulatedEngine:
-    """Requests on a pace. The pace's time is that of the clock, unless a fault slows it down."""
+    """Requests on a pace. The time of the pace is the time of the clock, unless a fault slows the engine down."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SimulatedEngine:
         self._due = inf
         """When the pace is due next. A call at any other time is obsolete."""
         self._pass: PaceOfTime | None = None
-        """How the pace's time passes; None: like the clock."""
+        """How the pace's time passes; None if it passes like the clock."""
         self._metrics = Metrics()
         self._known_until = -inf
         """When its metrics change next, unless a request arrives or ends earlier."""
@@ -112,14 +112,14 @@ class SimulatedEngine:
         return self._metrics
 
     def set_rate(self, rate: float) -> None:
-        """Set its speed to this multiple of its pace; 0: it hangs."""
+        """Set the speed of the engine to this multiple of its pace; with 0, it hangs."""
         now = self._clock.now()
         self._pass = PaceOfTime(now, self._time(), rate)
         self._due, self._known_until = inf, -inf
         self._wake()
 
     def submit(self, one: SimulatedRequest) -> bool:
-        """Run a request; False if it does not fit."""
+        """Run a request. Returns False if it does not fit."""
         one.engine = self
         request, pace = one.request, self.pace
         self.requests[request.request_id] = one
@@ -200,11 +200,11 @@ class KvTransfer(NamedTuple):
 
     base_s: float = 0.005
     token_s: float = 13e-6
-    """80 layers of 8 heads with 128 numbers of 2 bytes, twice, over 25 GB/s."""
+    """Time per token over 25 GB/s: 80 layers of 8 heads with 128 numbers of 2 bytes, twice (for K and V)."""
 
 
 class Prefills:
-    """Prompts that are read on one engine, for answers of another."""
+    """Prompts that one engine reads for answers from another engine."""
 
     def __init__(
         self,
@@ -230,20 +230,20 @@ class Prefills:
         return False
 
     def drop(self, one: SimulatedRequest) -> None:
-        """Drop the prompt of a request that is no longer sent there."""
+        """Drop the prompt of a request that is no longer sent to the instance."""
         prompt, one.prefill = one.prefill, None
         if prompt is not None and prompt.engine is not None:
             prompt.engine.drop(prompt)
 
     def ended(self, prompt: SimulatedRequest, tokens: int) -> None:
-        """A prompt was read up to this many tokens; 0 if its engine has ended, and the other one reads it again."""
+        """A prompt was read up to this many tokens. 0 if its engine has ended; the other engine then reads it again."""
         wait_s = self._transfer.base_s + tokens * self._transfer.token_s if tokens else 0.0
         self._clock.schedule(self._clock.now() + wait_s, self._arrived, prompt, tokens)
 
     def _arrived(self, prompt: SimulatedRequest, tokens: int) -> None:
         assert prompt.decodes is not None
         one, instance_id = prompt.decodes
-        if one.prefill is prompt:  # otherwise it was refused or sent elsewhere in the meantime
+        if one.prefill is prompt:  # otherwise the request was refused or sent elsewhere in the meantime
             one.prefill, one.transferred = None, tokens
             if not self._engine_of(instance_id).submit(one):
                 self._fail(one, UNFIT, False)
@@ -268,7 +268,7 @@ class SimulatedEngines:
         self.requests: dict[str, SimulatedRequest] = {}
         """Requests that have arrived and not ended."""
         self.emptied: Callable[[], None] = lambda: None
-        """Called when the last of them has ended."""
+        """Called when the last request has ended."""
 
     def start(self, instance_id: str, pace: Pace) -> None:
         self.each[instance_id] = SimulatedEngine(instance_id, pace, self._clock, self._began, self._finished)

@@ -140,7 +140,7 @@ class FaultInjector:
         (self.happened if self._acts[type(fault)](fault) else self.missed)[kind] += 1
 
     def _target(self, fault: InstanceFault) -> str | None:
-        """The instance that it affects; None if that does not run."""
+        """The instance that a fault affects; None if that instance does not run."""
         running = [one.launch.instance_id for one in self._simulation.runtime.processes.all() if one.pid]
         if fault.instance is not None:
             return fault.instance if fault.instance in running else None

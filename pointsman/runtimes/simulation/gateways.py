@@ -104,7 +104,7 @@ class SimulatedGateways:
         self._beat()
 
     def configure(self, plans: Callable[[], Sequence[DeploymentPlan]]) -> None:
-        """Put plans in force. They are built for each gateway, because plugins have state."""
+        """Put plans in force. Each gateway gets its own plans, because plugins have state."""
         for one in self.each:
             one.configure(plans())
 

@@ -57,7 +57,7 @@ class VirtualClock:
         return self._now
 
     def schedule(self, at: float, call: Callable[..., None], *args: Any) -> None:
-        """The same as `call_at` for calls that are never cancelled, which are most."""
+        """The same as `call_at`, for calls that are never cancelled. Most calls are never cancelled."""
         heappush(self._due, (at if at > self._now else self._now, next(self._order), call, args))
 
     def call_at(self, at: float, call: Callable[..., None], *args: Any) -> VirtualTimer:
@@ -69,7 +69,7 @@ class VirtualClock:
         return self.call_at(self._now, call, *args)
 
     def run_until(self, time: float) -> None:
-        """Let everything happen that is due until then."""
+        """Run everything that is due until the given time."""
         if not self._now <= time < math.inf:  # probes never end
             raise PointsmanError(f"it is {self._now:g} s now: time runs forward, to an end, and not to {time:g} s")
         while self._due and self._due[0][0] <= time:
@@ -77,7 +77,7 @@ class VirtualClock:
         self._now = time
 
     def run_on(self, time: float) -> None:
-        """Run everything that is due until then, or until a call of `halt`."""
+        """Run everything that is due until the given time, or until `halt` is called."""
         self._halted = False
         due = self._due
         while due and due[0][0] <= time:
@@ -87,12 +87,12 @@ class VirtualClock:
                 return
 
     def halt(self) -> None:
-        """Run nothing more for now."""
+        """Stop `run_on` after the current event."""
         self._halted = True
 
 
 Seconds: TypeAlias = float | Callable[[str], float]
-"""Seconds: the same for every instance, or by its id."""
+"""A time in seconds: the same for every instance, or a function of the instance's id."""
 PORT = 8000
 """The port of every process, to which no connection is ever made."""
 
@@ -110,7 +110,7 @@ class SimulatedProcess(msgspec.Struct, eq=False):
 
     launch: Launch
     pid: int = 0
-    """0 until it runs; before that, no signal reaches it."""
+    """0 until the process runs; before that, no signal reaches it."""
     ready_at: float = math.inf
     """When it begins to answer."""
     hangs: bool = False
@@ -159,7 +159,7 @@ class SimulatedHealth:
         """Answer a probe. A server that the plane did not start always answers."""
         name = probe.instance_id
         if self._probes.get(name) is not probe:
-            return  # another process has replaced it, or it is gone
+            return  # another process has replaced this one, or it is gone
         process = self._processes.get(name)
         if process is not None and process.hangs:
             self._clock.call_at(self._clock.now() + probe.timeout_s, self._time_out, probe)
@@ -229,7 +229,7 @@ class SimulatedProcesses:
     def _launch(self, process: SimulatedProcess) -> None:
         name = process.launch.instance_id
         if self._processes.get(name) is not process:
-            return  # it is gone, with its worker
+            return  # the process is gone with its worker
         failure = self._fails(process.launch) if self._fails is not None else None
         if failure is not None and failure.after_s is None:
             self._end(process, failure.why)
@@ -277,6 +277,6 @@ class SimulatedWorkers:
         for process in lost:
             self._processes.remove(process)
         self._tell(WorkerLost(worker, why))
-        for process in lost:  # a controller that launched it again assumes that it has ended
+        for process in lost:  # a controller that launches an instance again assumes that its process has ended
             if self._processes.get(process.launch.instance_id) is None:
                 self._processes.tell_end(process, why)

@@ -220,9 +220,9 @@ class SimulatedRuntime:
         scrape_delay_s: float = 0.01,
         **processes: Any,
     ) -> None:
-        """`pace` returns the pace of a process's engine. `scrape_interval_s`: by default that of a plane; None: metrics
-        are never read. `scrape_delay_s`: from the reading of metrics until they are known. `processes`: see
-        `SimulatedProcesses`."""
+        """`pace` returns the pace of a process's engine. `scrape_interval_s` is by default the interval of a plane; if
+        it is None, metrics are never read. `scrape_delay_s` is the time from the reading of metrics until they are
+        known. For `processes`, see `SimulatedProcesses`."""
         self.clock = clock
         self.tasks = VirtualTasks(clock)
         self.engines = engines
@@ -246,7 +246,7 @@ class SimulatedRuntime:
 
     async def adopt(self, tell: Tell, load: LoadTable) -> Sequence[Adopted]:
         self._tell, self._load = tell, load
-        self.probes.close()  # those of an earlier plane
+        self.probes.close()  # these are the probes of an earlier plane
         for worker in self._first_workers:
             self.workers.see(worker)
         running = [(one.launch, one) for one in self.processes.all() if one.pid]
@@ -323,7 +323,7 @@ class SimulatedProbes:
                 del self._followed[deployment]
 
     def stir(self, instance_id: str) -> None:
-        """All instances are read at the same interval."""
+        """Does nothing, because all instances are read at the same interval."""
 
     def problems(self) -> list[Reason]:
         return []
@@ -332,7 +332,7 @@ class SimulatedProbes:
         self._followed.clear()
 
     def _scrape(self) -> None:
-        """Read all engines. A hanging one is not read, so its known metrics age."""
+        """Read all engines. An engine that hangs is not read, so its known metrics age."""
         self._timer = None
         if not self._followed or self._interval_s is None:
             return

@@ -40,7 +40,7 @@ class SimulatedArrival(NamedTuple):
 
 
 class UnsparedTraffic(LocalTraffic):
-    """Traffic that spares no probes: held ones cost less, see `SimulatedProcesses.probe`."""
+    """Traffic in which requests replace no probes. Held probes cost less, see `SimulatedProcesses.probe`."""
 
     def __init__(self, traffic: Traffic) -> None:
         super().__init__(traffic)
@@ -99,13 +99,13 @@ class Simulation:
     def submit(
         self, request: RequestMetadata, output_tokens: int, hashes: Sequence[int] = (), gateway: int = 0
     ) -> None:
-        """Let a request arrive now, to be answered with this many tokens. `hashes`: of the blocks of its prompt.
-        `gateway`: where it arrives, if there are several."""
+        """Let a request arrive now, to be answered with this many tokens. `hashes` are those of the blocks of its
+        prompt. `gateway` is where it arrives, if there are several gateways."""
         traffic = self.traffic if self.gateways is None else self.gateways.each[gateway].traffic
         self.engines.submit(traffic.by_model[request.model_name], request, output_tokens, hashes)
 
     def play(self, arrivals: Iterable[SimulatedArrival]) -> None:
-        """Submit requests, each at its time. They must be in the order of their times, and each is taken from the
+        """Submit requests, each at its time. They must be in the order of their times. Each request is taken from the
         iterator when the previous one has arrived."""
         self._coming = iter(arrivals)
         self._next(None)
@@ -130,7 +130,7 @@ class Simulation:
         return self._coming is None and not self.engines.requests
 
     def run(self, until: float) -> bool:
-        """Run until every request has ended, at most until then. Returns whether every request has ended."""
+        """Run until every request has ended, or until the given time. Returns whether every request has ended."""
         if not self.is_over:
             self.clock.run_on(until)
         return self.is_over
@@ -146,7 +146,7 @@ class Simulation:
         return documents.put_in_force(*documents.revision.changed(document, load_document(document)))
 
     def run_until(self, time: float) -> None:
-        """Run everything that is due until then."""
+        """Run everything that is due until the given time."""
         self.clock.run_until(time)
 
 
@@ -201,7 +201,7 @@ class VirtualPolicies:
 
 
 def pace_of_engine(order: ProcessOrder) -> Pace:
-    """The pace that the parameters of a `simulated` engine describe; of other engines, that of `HARDWARE`."""
+    """The pace that the parameters of a `simulated` engine describe; for other engines, the pace of `HARDWARE`."""
     argv = list(order.launch("", PORT).argv)
     if SIMULATOR not in argv:
         return _default_pace()

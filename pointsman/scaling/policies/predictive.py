@@ -3,10 +3,10 @@
 Enters: rates per bin, oldest first. Leaves: a level, and a margin in units of the recent variation of the load. The
 one rule: a forecast at bin t uses only bins up to t, so that past forecasts can be scored.
 
-A *shape* is a rule for the expected level: the present rate, mixed with the maximum of the last bins, shifted as the
-load changed at this time of other days, and at least the rate of a day or a week before. The margin is the smallest
-one with which at most the allowed share of past load would have gone unserved. The shape that would have cost least
-with its margin is used.
+A *shape* is a rule for the expected level. It mixes the present rate with the maximum of the last bins, adds the change
+of the load at the same time of other days, and returns at least the rate of a day or a week before. The margin is the
+smallest with which at most the allowed share of past load would have gone unserved. The policy uses the shape that
+would have cost least with its margin.
 """
 
 import math
@@ -30,18 +30,18 @@ DAY_S, WEEK_S = 86400.0, 7 * 86400.0
 SEASONS = 7
 """Number of past days or weeks that are averaged."""
 UNSETTLED = 6
-"""Bins at the start that are not learned from: their variation is unknown."""
+"""Number of bins at the start that are not used for learning, because their variation is unknown."""
 
 
 class Shape(msgspec.Struct, frozen=True):
     memory_bins: int = 1
-    """The maximum of this many bins has the weight `memory`, the present rate the rest."""
+    """The maximum of this many bins has the weight `memory`. The present rate has the rest of the weight."""
     memory: float = 0.0
     season_s: float = 0.0
     season: float = 0.0
     """Share of the change at this time of other days or weeks that is added."""
     before_s: float = 0.0
-    """The forecast is at least the rate of this long before; 0: not used."""
+    """The forecast is at least the rate at this time before; 0 if this rule is not used."""
 
     def __str__(self) -> str:
         parts = [f"{self.memory:.0%} of the maximum in {self.memory_bins} bins"] if self.memory else []
@@ -70,9 +70,9 @@ class Habits(msgspec.Struct, frozen=True):
 
     shapes: tuple[Shape, ...] = SHAPES
     spread_bins: int = 12
-    """Bins of the recent variation."""
+    """Number of bins from which the recent variation is computed."""
     min_spread: float = 0.05
-    """Share of the mean load, for loads that never varied."""
+    """Minimum variation, as a share of the mean load, for loads that never varied."""
 
 
 DEFAULT = Habits()
@@ -85,7 +85,7 @@ class Lesson(msgspec.Struct, frozen=True):
 
 
 def learn(rates: Numbers, ahead: int, allowed: float, bin_s: float, habits: Habits = DEFAULT) -> Lesson:
-    """The shape and margin that would have cost least with at most the allowed share unserved."""
+    """The shape and margin that would have cost least, with at most the allowed share of load unserved."""
     taught = slice(UNSETTLED, len(rates) - ahead)
     come, now = following(rates, ahead)[taught], rates[taught]
     moves = spread(rates, habits)[taught]
@@ -150,7 +150,7 @@ def highest(rates: Numbers, bins: int) -> Numbers:
 
 
 def following(rates: Numbers, ahead: int) -> Numbers:
-    """The maximum of the next `ahead` bins after each bin, of fewer at the end."""
+    """The maximum of the next `ahead` bins after each bin. At the end there are fewer bins."""
     most = rates.copy()
     most[:-1] = rates[1:]
     for step in range(2, ahead + 1):
@@ -200,10 +200,11 @@ class Predictive:
         learn_bins: int = 36,
         caution: Above0 = 0.75,
     ) -> None:
-        """`replica_per_s`: what a replica serves per second; None: as many as keep `ongoing_per_replica` requests on it
-        (None: its concurrency) at the present duration of requests. `start_up_s`: used until a start was measured.
-        `react_s`: time for measuring and deciding. `headroom`: for the first `learn_bins` bins. `caution`: the margin
-        is learned for this share of `unserved`, as the past is easier to fit than the future.
+        """`replica_per_s`: requests that a replica serves per second. If it is None, the present duration of requests
+        and `ongoing_per_replica` (default: the concurrency of a replica) determine it. `start_up_s` is used until a
+        start was measured. `react_s` is the time for measuring and deciding. `headroom` applies to the first
+        `learn_bins` bins. The margin is learned for the share `caution` of `unserved`, because the past is easier to
+        fit than the future.
         """
         checked("replicaPerSecond", replica_per_s)
         checked("ongoingPerReplica", ongoing_per_replica)
@@ -237,7 +238,7 @@ class Predictive:
         )
 
     def _needed_now(self, view: DeploymentView) -> int:
-        """Replicas for the requests that are here, where arrivals are too few to estimate the present rate."""
+        """Replicas for the present requests, if arrivals are too few to estimate the present rate."""
         per_replica = self.ongoing_per_replica or view.max_concurrency
         return _count(view.load, per_replica) if per_replica and has_few_arrivals(view) else 0
 
@@ -251,7 +252,7 @@ class Predictive:
             here = sum(one[seconds].mean or 0.0 for one in windows if seconds in one)
             rate = view.arrivals_per_s.get(seconds, 0.0)
             if per_replica and here and rate * seconds >= MIN_ARRIVALS:
-                # Little's law. Waiting requests count, or an overload would look like a small load.
+                # Little's law. Waiting requests must count, because an overload would otherwise look like a small load.
                 return per_replica * rate / here
         return None
 
@@ -272,10 +273,11 @@ class Predictive:
 
 
 def rate_now(view: DeploymentView) -> float:
-    """The present rate: over the shortest window that has enough arrivals at the highest rate.
+    """The present rate, over the shortest window that has enough arrivals at the highest rate.
 
-    If that is longer than `STEADY_S`, or there is none, it would be late by its whole length after a rise: then the
-    rate over `STEADY_S` counts too, if it is higher. In shorter windows a single arrival looks like a load.
+    A window longer than `STEADY_S` follows a rise only after its whole length. If only such a window has enough
+    arrivals, or none has, the rate over `STEADY_S` counts too, if it is higher. In shorter windows a single arrival
+    looks like a load.
     """
     rates = sorted(view.arrivals_per_s.items())
     if has_few_arrivals(view):

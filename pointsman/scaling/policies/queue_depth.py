@@ -30,7 +30,7 @@ class QueueDepth:
         return Wish(replicas, f"{queued:.1f} requests wait ({when}), and {running:.1f} run: {replicas}")
 
     def _busy(self, view: DeploymentView, ongoing: float) -> int:
-        """Replicas that running requests need; without a known concurrency, at most one per request."""
+        """Replicas that running requests need; at most one per request if the concurrency is unknown."""
         if view.max_concurrency:
             return replicas_for(ongoing / view.max_concurrency, view)
         return min(view.target, ceil(ongoing))

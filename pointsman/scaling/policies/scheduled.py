@@ -42,7 +42,7 @@ class Scheduled:
                 begun.append((start, index, entry))
             elif start is not None and entry.duration is not None and view.now < start + entry.duration:
                 lasting.append((entry.replicas, start, entry))
-        if lasting:  # of entries that overlap, the largest holds
+        if lasting:  # if entries overlap, the largest number holds
             replicas, start, entry = max(lasting, key=lambda one: one[0])
         elif begun:
             start, _, entry = max(begun, key=lambda one: one[:2])

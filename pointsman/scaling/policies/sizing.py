@@ -35,7 +35,7 @@ def replicas_for(exact: float, view: DeploymentView, margin: float = MARGIN) -> 
 
 
 def per_replica(load: float, what: str, each: float, replicas: int) -> str:
-    """12.4 requests, 2 per replica: 7. With enough digits to show why it is not one fewer."""
+    """For example `12.4 requests, 2 per replica: 7`. Enough digits are shown to tell why 6 would be too few."""
     needed = _whole(load / each)
     shown = (f"{load:.{digits}f}" for digits in range(1, 7))
     enough = next((text for text in shown if _whole(float(text) / each) == needed), f"{load:g}")
@@ -44,8 +44,8 @@ def per_replica(load: float, what: str, each: float, replicas: int) -> str:
 
 
 def ongoing_target(policy: object) -> float | None:
-    """The requests, running or waiting, that a policy wants per replica; of several inside it, the highest. None if it
-    does not size by that."""
+    """The number of requests, running or waiting, that a policy wants per replica. If it contains several policies, the
+    highest of their numbers. None if the policy does not size by this number."""
     inner = [*getattr(policy, "policies", ()), *filter(None, [getattr(policy, "policy", None)])]
     own = getattr(policy, "ongoing_per_replica", None)
     found = [own] if isinstance(own, int | float) else []
@@ -57,7 +57,7 @@ def _whole(exact: float) -> int:
 
 
 def mean_of(windows: Mapping[float, Window], seconds: float, now: float) -> tuple[float, str]:
-    """The mean over this long, else the present value; and which of them it is."""
+    """The mean over the last `seconds`, or else the present value; and which of the two it is."""
     window = looking_back(windows, seconds)
     if window is None or window.mean is None:
         return now, "now"
@@ -65,7 +65,7 @@ def mean_of(windows: Mapping[float, Window], seconds: float, now: float) -> tupl
 
 
 def mean_load(view: DeploymentView, seconds: float) -> tuple[float, str]:
-    """The same of all requests, running or waiting."""
+    """The mean of all requests, running or waiting, as `mean_of` returns it."""
     ongoing, when = mean_of(view.ongoing_windows, seconds, view.ongoing)
     queued, _ = mean_of(view.queued_windows, seconds, view.queued)
     return ongoing + queued, when

@@ -11,7 +11,7 @@ from pointsman.scaling.policies.sizing import Between0And1, checked
 from pointsman.scaling.policy import DeploymentView, Wish
 
 MAX_GROWTH = 2.0
-"""Latency is not proportional to load: at most twice as many replicas at a time."""
+"""Maximum factor by which replicas grow at a time, because latency is not proportional to load."""
 FORGET_S = 86400.0
 """How long a rate per replica that missed the targets is not tried again."""
 
@@ -50,7 +50,7 @@ class SloAttainment:
         return Wish(replicas, f"{why}: {replicas}")
 
     def _ratios(self, view: DeploymentView) -> Iterator[tuple[float, str]]:
-        """Measured over wanted, and what was measured. Up to 1, the target is met."""
+        """Ratios of measured to wanted values, and what was measured. A ratio of at most 1 meets the target."""
         for what, window, wanted in (
             ("first token after", view.ttft_ms, self.ttft_ms),
             ("time per token", view.tpot_ms, self.tpot_ms),
@@ -66,7 +66,7 @@ class SloAttainment:
             yield (missed if missed <= 1 else max(self.target / max(met, 0.01), 1 + 2 * self.dead_band)), why
 
     def _changing(self, view: DeploymentView) -> bool:
-        """Whether measurements still include another number of replicas."""
+        """Whether measurements still include a time with another number of replicas."""
         changes = [since for since in (view.since_up_s, view.since_down_s) if since is not None]
         return bool(view.starting) or min(changes, default=1e9) < view.latency_ms.seconds + (view.start_up_s or 0.0)
 

@@ -22,7 +22,7 @@ class TokenThroughput:
         if self.tokens is not None and view.tokens_per_s is not None:
             why = f"{view.tokens_per_s:.0f} tokens/s, {self.tokens:g} per replica"
             needed[why] = replicas_for(view.tokens_per_s / self.tokens, view)
-        # The last value, not the mean, which may be of another number of replicas.
+        # Use the last value and not the mean, because the mean may include a time with another number of replicas.
         if self.kv is not None and view.kv_usage.last is not None and view.replicas:
             why = f"KV caches of {view.replicas} are {view.kv_usage.last:.0%} full, {self.kv:.0%} wanted"
             needed[why] = replicas_for(view.replicas * view.kv_usage.last / self.kv, view)

@@ -1,8 +1,8 @@
 """This machine as a worker: CPUs, memory and GPUs, and how much of them other programs use.
 
 Enters: what the system, drivers and control group report, and the processes of the plane's instances. Leaves: a
-`Worker`. The one rule: what these instances use does not count as used, because they have claims; usage that cannot be
-attributed counts as used, so that the error is on the safe side. A machine without GPU or driver is fine.
+`Worker`. The one rule: what these instances use does not count as used, because they have claims. Usage that cannot
+be attributed counts as used, so that the error is on the safe side. A machine may have no GPU, or no driver.
 """
 
 import os

@@ -18,7 +18,7 @@ MODELS = {
     0x75A3: "AMD Instinct MI355X",
     0x744C: "AMD Radeon RX 7900 XTX",
 }
-"""Names for drivers that do not report one."""
+"""Names of GPUs whose driver does not report a name."""
 
 
 def amd_gpus(sys: Path, ours: Collection[int], visible: str | None) -> list[Gpu]:

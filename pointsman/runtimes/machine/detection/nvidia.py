@@ -33,7 +33,7 @@ class Nvml(Protocol):
 
 
 def installed_nvml() -> Nvml | None:
-    """The library, None if it is not installed. The driver may still be missing."""
+    """The library; None if it is not installed. Even with the library, the driver may be missing."""
     try:
         return cast(Nvml, import_module("pynvml"))
     except ImportError:
@@ -88,7 +88,7 @@ class _Driver:
         return with_topology(found, sys), bool(found) and not any(sizes.values())
 
     def _is_divided(self, handle: Any) -> bool:
-        """Whether it is in MIG mode: then an instance cannot have the whole GPU."""
+        """Whether a GPU is in MIG mode. If so, an instance cannot have the whole GPU."""
         try:
             return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
         except self._nvml.NVMLError:
@@ -106,7 +106,7 @@ class _Driver:
         return False
 
     def _memory(self, handle: Any) -> tuple[int, int] | None:
-        """(total, used); None if it has no memory of its own."""
+        """(total, used) of a GPU; None if it has no memory of its own."""
         try:
             info = self._nvml.nvmlDeviceGetMemoryInfo(handle)
         except self._nvml.NVMLError:
@@ -124,13 +124,13 @@ class _Driver:
         return sum(int(one.usedGpuMemory or 0) for one in processes if one.pid in self._ours)
 
     def _neighbours(self, handle: Any) -> list[str]:
-        """The devices at the other ends of its NVLinks: GPUs or switches."""
+        """The GPUs or switches at the other ends of a GPU's NVLinks."""
         found = []
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             try:
                 if not self._nvml.nvmlDeviceGetNvLinkState(handle, link):
                     continue
-            except self._nvml.NVMLError:  # it has no such link
+            except self._nvml.NVMLError:  # the GPU has no such link
                 continue
             try:
                 found.append(pci_address(_text(self._nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))

@@ -39,7 +39,7 @@ def kib(path: Path, name: str) -> int | None:
 
 
 def groups(neighbours: Mapping[str, Sequence[str]], word: str) -> dict[str, str]:
-    """Device -> the name of its group, such as nvlink-0, for devices that reach another, directly or over switches."""
+    """Device -> the name of its group, such as nvlink-0. Devices in a group reach each other, perhaps over switches."""
     together: dict[str, set[str]] = {}
     for device, others in neighbours.items():
         merged = {device, *others}
