@@ -1,8 +1,8 @@
 """Configuration: YAML enters; plans leave, with everything built and nothing running.
 
-The one rule: all or nothing. All problems of a file are reported at once, with their lines, and nothing of a bad file
-is applied. `load` takes a file (`Path`), or text (`str`) and the folder that its paths are relative to; see `schema`
-for the documents, `registry` for the names.
+The one rule: all or nothing. All problems of a file are reported at once, with their lines, and nothing in a bad file
+is applied. `load` takes a file (`Path`), or text (`str`) and the folder that paths in the text are relative to. The
+module `schema` has the documents; the module `registry` has the names.
 """
 
 from pointsman.config.application import load_application

@@ -1,4 +1,4 @@
-"""An `Application` document -> a plan: its graph, checked, and a deployment for each of its nodes.
+"""An `Application` document -> a plan: the checked graph, and a deployment for each node.
 
 Enters: a file (`Path`) or text (`str`). Leaves: an `ApplicationPlan`, or `ConfigError` with all problems. The one rule:
 the user's code is not loaded.
@@ -28,7 +28,7 @@ TAKEN = frozenset(
 )
 """Paths of the gateway, which cannot be names of applications."""
 MODEL_OPTIONS = frozenset({"deadline_share", "idempotent"})
-"""Options of a node that is a model of the manifest. The manifest sets all other options."""
+"""The only options of a node that is a model in the manifest. The manifest sets all other options of such a node."""
 
 _NAME_FORM = "letters, digits, _ and -, at most 40, a letter or digit first"
 _CODE = re.compile(r"(?:[^:]+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -39,7 +39,7 @@ _METHOD = re.compile(r"[A-Za-z]\w*|__call__")
 def load_application(
     source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> ApplicationPlan:
-    """Load an `Application` document; `folder`, `file` and `was_in_force` as for `load_manifest`."""
+    """Load an `Application` document. `folder`, `file` and `was_in_force` mean the same as in `load_manifest`."""
     folder = folder_of(source, folder)
     kinds = {"Application": ApplicationDocument}
     document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force)
@@ -50,7 +50,7 @@ def load_application(
 
 
 def application_plan(document: ApplicationDocument, problems: Problems, folder: Path) -> ApplicationPlan | None:
-    """The plan; None if the document has problems."""
+    """The plan for a document; None if the document has problems."""
     _check_name(document.name, problems)
     graph = _graph(document, problems)
     with importable(folder):  # for the user's own scheduling policies
@@ -73,7 +73,7 @@ def application_plan(document: ApplicationDocument, problems: Problems, folder: 
 
 
 def missing_models(graph: Graph, models: Iterable[str]) -> list[str]:
-    """One sentence for each node whose model is not among these."""
+    """One sentence for each node whose model is not in `models`."""
     known = set(models)
     return [
         f'node "{node.name}": there is no model "{node.code}"{did_you_mean(node.code, known)}'
@@ -140,7 +140,7 @@ class _NodeReader:
         self._problems = problems
         self.named: dict[str, Node] = {}
         self._incomplete = False
-        """Whether a node could not be read, so that an unknown name may be its name."""
+        """Whether a node could not be read. A name that seems unknown may then be the name of that node."""
 
     def nodes(self, document: ApplicationDocument) -> list[Node]:
         """All nodes, as far as they can be read."""
@@ -158,7 +158,7 @@ class _NodeReader:
         return [node for _, node in made]
 
     def check_reference(self, name: str, path: FieldPath) -> None:
-        """Report a name that no node has."""
+        """Report a reference to a node that does not exist."""
         if name is not INVALID and name not in self.named and (not self._incomplete or not name):
             self._problems.add(path, f'there is no node "{name}"{did_you_mean(name, self.named)}')
 
@@ -215,7 +215,7 @@ class _NodeReader:
         return kind, code
 
     def _check_handles(self, nodes: Sequence[tuple[int, Node]]) -> None:
-        """Check that handles refer to nodes, without cycles."""
+        """Check that all handles refer to existing nodes, and that handles form no cycles."""
         held = {node.name: _handles(node) for _, node in nodes if node.name}
         for index, node in nodes:
             for field in ("args", "kwargs"):
@@ -280,7 +280,7 @@ def _check_steps(
     problems: Problems,
     indices: Mapping[str, int] | None = None,
 ) -> None:
-    """Check that the steps to which a template refers come earlier."""
+    """Check that a template refers only to steps that come earlier."""
     for reference in references(template):
         if not isinstance(reference, FromStep) or reference.call in earlier:
             continue
@@ -297,7 +297,7 @@ def _check_steps(
 
 
 def _template(data: Any, path: FieldPath, problems: Problems, *, of_node: bool) -> Any:
-    """The data with its references. Nodes get handles; calls get the input and results of other calls."""
+    """The data with its references. A node may refer to other nodes, a call to the input and to other calls."""
     template = read(data, lambda inside, message: problems.add((*path, *inside), message))
     for reference in references(template):
         if of_node and not isinstance(reference, HandleTo):

@@ -1,7 +1,7 @@
-"""The plugins of one document: declared in any order, then built, dependencies first.
+"""The plugins of one document. They are declared in any order, and built with their dependencies first.
 
-Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem; references
-to it are not reported again.
+Enters: plugin entries. Leaves: objects by name. The one rule: a plugin that cannot be built is one problem.
+References to that plugin are not reported as further problems.
 """
 
 import re
@@ -32,7 +32,7 @@ class Declared(msgspec.Struct, frozen=True):
     name: str
     path: FieldPath
     type: PluginType | None = None
-    """None if there is no such type, which has been reported, or if it has no effect here."""
+    """None if the type is unknown (which has been reported), or if it has no effect here."""
     parameters: Mapping[str, Any] = {}
     weight: float = 1.0
     ignored: bool = False
@@ -70,14 +70,14 @@ class Plugins:
             self.declared[name] = Declared(name, path, usable, spec.parameters or {}, spec.weight)
 
     def inject(self, type_name: str, role: str, path: FieldPath) -> Any:
-        """The plugin of this type, with default parameters if the document declares none. `path` is what needs it."""
+        """The plugin of this type; built with default parameters if not declared. `path` leads to what needs it."""
         if type_name not in self.declared:
             kind = self._registry.find(type_name, self._problems, ())
             self.declared[type_name] = Declared(type_name, path, kind, injected=True)
         return self.referred(type_name, role, path)
 
     def get(self, name: str) -> Any:
-        """The plugin of a declared name; INVALID if there is none."""
+        """The plugin with a declared name; INVALID if it could not be built."""
         if name not in self._built:
             self._in_flight.append(name)
             self._built[name] = self._build(self.declared[name])
@@ -86,7 +86,7 @@ class Plugins:
 
     def built(self, *, injected: bool = True) -> dict[str, Any]:
         """All plugins that could be built, in the order of declaration."""
-        declared = list(self.declared.values())  # building one may inject another
+        declared = list(self.declared.values())  # a copy: building a plugin may inject another one
         objects = {one.name: self.get(one.name) for one in declared if injected or not one.injected}
         return {name: plugin for name, plugin in objects.items() if plugin is not INVALID}
 
@@ -104,13 +104,13 @@ class Plugins:
         return any(not one.ignored and self.get(one.name) is INVALID for one in list(self.declared.values()))
 
     def exists(self, name: str, path: FieldPath) -> bool:
-        """Whether a field refers to a declared plugin; reports it if not."""
+        """Whether a plugin with this name is declared. If it is not, report the field that refers to it."""
         if name not in self.declared:
             self._problems.add(path, f'no plugin is named "{name}"{did_you_mean(name, self.declared)}')
         return name in self.declared
 
     def referred(self, name: str, role: str, path: FieldPath) -> Any:
-        """The plugin that a field refers to; INVALID, after reporting why, if it does not have the role."""
+        """The plugin that a field refers to; INVALID, after reporting why, if the field cannot use it."""
         if not self.exists(name, path):
             return INVALID
         self.used.add(name)
@@ -141,7 +141,7 @@ class Plugins:
         return built(one.type, parameters, one.path, Validator(self._problems, resolve), unresolved)
 
     def _relevant(self, one: Declared, kind: PluginType) -> dict[str, Any]:
-        """The parameters, without those of published documents that have no effect here."""
+        """The parameters, without those that published documents may have but that have no effect here."""
         if not kind.builtin:
             return dict(one.parameters)
         if not kind.parameters and kind.name not in STRICT_WITHOUT_PARAMETERS:
@@ -154,7 +154,7 @@ class Plugins:
         return {name: value for name, value in one.parameters.items() if name not in elsewhere}
 
     def _with_default_references(self, one: Declared, given: dict[str, Any], kind: PluginType) -> dict[str, Any]:
-        """The parameters, with default plugins for references that are not given."""
+        """The parameters, with a default plugin for each reference that is missing."""
         for name, field in kind.parameters.items():
             for mark in unmarked(field.annotation)[1]:
                 if isinstance(mark, PluginRef) and mark.default and not given.get(name):
@@ -170,7 +170,7 @@ def built(
     validator: Validator,
     unresolved: Sequence[str] = (),
 ) -> Any:
-    """An object of this type; INVALID if its parameters are wrong or a plugin that it refers to could not be built."""
+    """An object of this type; INVALID if its parameters are wrong, or if a plugin that it needs could not be built."""
     problems = validator.problems
     arguments = arguments_of(kind, parameters, path, validator)
     if arguments is INVALID or unresolved:
@@ -188,13 +188,13 @@ def built(
 
 
 def _about(message: str, kind: PluginType) -> FieldPath:
-    """The parameter that a message is about: the message begins with its name."""
+    """The path of the parameter that a message begins with; empty if the message begins with another word."""
     [word] = re.findall(r"\A\w*", message)
     return ("parameters", word) if any(word in field.spellings for field in kind.parameters.values()) else ()
 
 
 def arguments_of(kind: PluginType, parameters: Mapping[str, Any], path: FieldPath, validator: Validator) -> Any:
-    """The arguments of a class, by their names in Python; INVALID if any of them is wrong."""
+    """The arguments of a class, by their names in Python; INVALID if an argument is wrong."""
     before = len(validator.problems)
     given = dict(parameters)
     spellings = {spelling for field in kind.parameters.values() for spelling in field.spellings}

@@ -1,4 +1,4 @@
-"""Candidates of `scheduling.shadow` (files, names of policies, or sections) as plans, and how one is put in force.
+"""Candidates of `scheduling.shadow` (files, names of policies, or sections) as plans, and putting one in force.
 
 Enters: the list as written. Leaves: a plan per candidate, and the text of a manifest in which a candidate has taken the
 place of the policy in force. The one rule: the rest of a manifest stays as it was written, comments included.
@@ -27,8 +27,8 @@ FILES = (".yaml", ".yml", ".json")
 
 
 def read_candidate(written: "CandidateSpec | str", problems: Problems, path: FieldPath, folder: Path) -> Any:
-    """A candidate as a section; INVALID after reporting what is wrong. A file holds an `EndpointPickerConfig`, or the
-    fields of a section."""
+    """A candidate as a section; INVALID after reporting what is wrong. If the candidate is a file, that file holds an
+    `EndpointPickerConfig` or the fields of a section."""
     if isinstance(written, CandidateSpec):
         return written
     if not written.endswith(FILES):
@@ -106,7 +106,7 @@ def candidate_plans(
 
 
 def shadow_recipe(candidates: Sequence[CandidatePlan], *settings: float) -> str:
-    """The recipe of a deployment's candidates; empty if there are none."""
+    """The recipe of a deployment's candidates; empty if the deployment has no candidates."""
     each = [one.recipe for one in candidates]
     return msgspec.json.encode([*settings, *each]).decode() if each else ""
 
@@ -122,7 +122,7 @@ def _bare(value: Any) -> Any:
 
 
 def with_candidate(text: str, deployment: str, candidate: CandidatePlan, others: Sequence[str]) -> str:
-    """A manifest in which the policy of a deployment is a candidate's. `others`: candidates that stay."""
+    """The manifest after a candidate has replaced the policy of a deployment. `others` are the remaining candidates."""
     section = _node(text, deployment)
     if section is None:
         raise PointsmanError(
@@ -149,7 +149,7 @@ def _written_name(one: Any) -> str:
 
 
 def _node(text: str, deployment: str) -> tuple[int, int, dict[str, Any]] | None:
-    """Where the value of `scheduling` of a deployment is in a manifest, and what it says."""
+    """Start and end of the value of a deployment's `scheduling` in the text of a manifest, and the value itself."""
     data, _ = read_yaml(text, "the manifest")
     root = yaml.compose(text, yaml.SafeLoader)
     listed = _field(root, "deployments")
@@ -178,7 +178,7 @@ def _node(text: str, deployment: str) -> tuple[int, int, dict[str, Any]] | None:
 
 
 def _field(node: Any, name: str) -> Any:
-    """The node of a field; None if there is none."""
+    """The YAML node of a field; None if the field is absent."""
     if not isinstance(node, yaml.MappingNode):
         return None
     return next((value for key, value in node.value if getattr(key, "value", None) == name), None)

@@ -1,7 +1,7 @@
 """The differences between two plans, field by field, and which of them are destructive.
 
-Enters: the plan in force, another plan, and what that means for instances. Leaves: changes, in reading order. The one
-rule: values that may be secret are never among them.
+Enters: the plan in force, another plan, and what that plan means for instances. Leaves: changes, in reading order. The
+one rule: changes never show values that may be secret.
 """
 
 from collections import Counter
@@ -22,22 +22,22 @@ from pointsman.scaling.limits import ScalingPlan
 AFTER_A_RESTART = frozenset({"listen", "processes", "nodes", "grpcListen", "tls", "keepRecords", "upstream.maxTries"})
 """Settings of the gateway that take effect after a restart."""
 OF_APPLICATION = frozenset({"interval", "timeLimit"})
-"""Scaling settings of an application itself; the others are reported for its nodes."""
+"""Scaling settings of an application itself; all other scaling settings are reported for its nodes."""
 MARK = "!"
 """The mark in front of destructive changes."""
 
 
 class Change(msgspec.Struct, frozen=True):
     what: str
-    """The kind of change. Of instances: start, stop, restart, replace, update, add, remove. Others: open, close,
+    """The kind of change. For instances: start, stop, restart, replace, update, add, remove. Otherwise: open, close,
     policy, scaling, price, endpoints, configure, calls, workers, gateway."""
     subject: str
-    """The instance, the deployment, or the setting."""
+    """The instance, the deployment or the setting that changes."""
     why: Reason
     place: Reason | None = None
-    """The future place of an instance that is started, or why there is none."""
+    """The place that a started instance will get, or why there is no place for it."""
     destructive: bool = False
-    """Whether it is part of one of the `dangers`."""
+    """Whether the change belongs to one of the `dangers`."""
 
     @property
     def where(self) -> str:
@@ -51,13 +51,13 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """All changes; false if there are none."""
+    """All changes. The object is false if there are no changes."""
 
     steps: tuple[Change, ...] = ()
     dangers: tuple[Reason, ...] = ()
-    """What is destructive about them; empty if nothing is."""
+    """What is destructive about the changes; empty if nothing is."""
     confirmation: str = ""
-    """Confirms exactly these changes to exactly the present state; empty if nothing is destructive."""
+    """A code that confirms exactly these changes to exactly the present state; empty if nothing is destructive."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -86,7 +86,7 @@ class Changes(msgspec.Struct, frozen=True):
         return told | (dangers if self.dangers else {})
 
     def summary(self) -> str:
-        """A summary in one line: how many changes of which kinds."""
+        """One line: the number of changes of each kind."""
         counts: dict[str, list[str]] = {}
         for step in self.steps:
             counts.setdefault(step.what, []).append(step.subject)
@@ -97,7 +97,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class NotConfirmed(PointsmanError):
-    """A destructive change that was not confirmed, or not in its present form. Nothing was changed."""
+    """A destructive change was not confirmed, or the confirmation was for other changes. Nothing was changed."""
 
     def __init__(self, changes: Changes) -> None:
         self.changes = changes
@@ -106,17 +106,17 @@ class NotConfirmed(PointsmanError):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """The effect on instances if a plan takes effect."""
+    """What a plan does to instances when it takes effect."""
 
     steps: Sequence[ReconcileStep] = ()
     running: Mapping[str, int] = {}
     """Instances that run now, by deployment."""
     wanted: Mapping[str, int] = {}
-    """Number of desired instances after it, by deployment."""
+    """Number of instances that the plan asks for, by deployment."""
 
 
 def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook: Outlook) -> Changes:
-    """The differences between two plans, and their effect on instances. `before`: None if none is in force."""
+    """The differences between two plans, and their effect on instances. `before` is None if no plan is in force."""
     old = PointsmanPlan() if before is None else before
     found = [*_of_applications(old, after), *_of_deployments(old, after)]
     found += [Change(step.what.value, step.subject, step.why, step.where) for step in outlook.steps]
@@ -132,7 +132,7 @@ def changes_between(before: PointsmanPlan | None, after: PointsmanPlan, outlook:
 class Danger(msgspec.Struct, frozen=True):
     why: Reason
     marks: frozenset[tuple[str, str]]
-    """(what, subject) of its changes."""
+    """(what, subject) of each change that belongs to this danger."""
 
 
 def _marked(steps: Sequence[Change], dangers: Sequence[Danger]) -> Changes:
@@ -153,7 +153,7 @@ def _of_authentication(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[
 
 
 def _of_names(before: PointsmanPlan, after: PointsmanPlan) -> Iterator[Danger]:
-    """The danger that all deployments, or all applications, are removed."""
+    """A danger if the plan removes all deployments, and another if it removes all applications."""
     kinds = {
         "deployment": [{one.name for one in plan.deployments if not one.internal} for plan in (before, after)],
         "application": [{one.name for one in plan.applications} for plan in (before, after)],
@@ -241,7 +241,7 @@ def _of_scaling(
     default: str = "a fixed number",
     settings: Container[str] | None = None,
 ) -> Iterator[Change]:
-    """The differences as one change. `default` stands for no plan; with `settings`, only these are reported."""
+    """The differences as one change. `default` replaces a missing plan. `settings` limits what is reported."""
     found = [why.facts for why in _scaling_changes(before, after, default, settings)]
     if found:
         yield Change("scaling", name, Reason("settings-changed", {"changes": found}))
@@ -270,7 +270,7 @@ def _policy_settings(plan: ScalingPlan) -> dict[str, Any]:
 
 
 def _settings_of(plan: ScalingPlan) -> dict[str, Any]:
-    """Names and values, written as in a manifest."""
+    """The names and values of the settings, as a manifest writes them."""
     return {**_written(plan.limits), "costPerReplicaHour": plan.cost_per_replica_hour}
 
 
@@ -300,7 +300,7 @@ def _of_gateway(before: GatewaySpec, after: GatewaySpec) -> Iterator[Change]:
 
 
 def _of_keys(before: Sequence[KeySpec], after: Sequence[KeySpec]) -> Iterator[Change]:
-    """How many keys of which tenants change; never the keys themselves."""
+    """The number of keys that change for each tenant, without the keys themselves."""
     old, new = {one.sha256: one for one in before}, {one.sha256: one for one in after}
     added, removed = (
         Counter(one.tenant for digest, one in keys.items() if digest not in others)
@@ -320,8 +320,8 @@ def _of_keys(before: Sequence[KeySpec], after: Sequence[KeySpec]) -> Iterator[Ch
 
 
 def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(field, before, after) of all values that differ. Entries of lists that have names are compared by name; None
-    stands for what is absent."""
+    """(field, before, after) of all values that differ. List entries that have names are compared by name. None
+    stands for an absent value."""
     if before == after:
         return
     old, new = _named(before), _named(after)
@@ -334,12 +334,12 @@ def differences(before: Any, after: Any, field: str = "") -> Iterator[tuple[str,
         return
     for name in [*old, *(name for name in new if name not in old)]:
         if name == "name" and None in (before, after):
-            continue  # the name is part of the field already
+            continue  # the name is already a part of the field's path
         yield from differences(old.get(name), new.get(name), f"{field}.{name}" if field else name)
 
 
 def _named(value: Any) -> dict[str, Any] | None:
-    """The entries of a mapping, or of a list whose entries have different names; None if it is neither."""
+    """The entries of a mapping, or of a list whose entries have different names; None for any other value."""
     if isinstance(value, dict):
         return {str(name): entry for name, entry in value.items()}
     if not isinstance(value, list | tuple) or not all(isinstance(one, dict) for one in value):
@@ -349,7 +349,7 @@ def _named(value: Any) -> dict[str, Any] | None:
 
 
 def field_changes(before: Any, after: Any) -> Iterator[Reason]:
-    """A reason for each difference, without secrets."""
+    """One reason for each difference. Reasons contain no secrets."""
     for field, old, new in differences(before, after):
         if field.startswith("code"):
             yield Reason("setting-changed", {"field": "code", "hidden": "code"})
@@ -364,7 +364,7 @@ def _decoded(recipe: str) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """Plain data with names and times as in a manifest."""
+    """The value as plain data. Names and times are written as in a manifest."""
     if isinstance(value, msgspec.Struct):
         return {
             yaml_name(field): duration_text(held) if is_duration(field.type) and held is not None else _written(held)
@@ -377,13 +377,13 @@ def _written(value: Any) -> Any:
 
 
 def _setting_changed(field: str, before: object, after: object) -> Reason:
-    """`field`: empty if the subject of the change says which setting it is."""
+    """`field` is empty if the subject of the change already names the setting."""
     shown = {"before": _shown(without_secrets(before)), "after": _shown(without_secrets(after))}
     return Reason("setting-changed", {"field": field, **shown})
 
 
 def _shown(value: object) -> str:
-    """A value on one line, without unset fields."""
+    """A value on one line. Unset fields are left out."""
     if value is None or value in ((), [], {}, ""):
         return "none"
     if isinstance(value, float):

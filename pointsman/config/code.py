@@ -1,8 +1,8 @@
-"""The user's code as part of a version: the module that a document names, and every module of the user's it imports.
+"""The user's code as part of a version: each module that a document names, and all user modules that it imports.
 
 Enters: names as written in documents, `package.module:Name` or `path/file.py:Name`. Leaves: a digest of their files,
-and modules that have the content of their files. The one rule: a module that was loaded is never changed. A module
-whose files have changed is loaded again, and objects of the earlier one keep the code that they were made from.
+and modules that have the content of their files. The one rule: a module that was loaded is never changed. If the files
+of a module have changed, a new module is loaded. Objects from the old module keep the code that they were made from.
 """
 
 import ast
@@ -21,21 +21,21 @@ from typing import Any
 from pointsman.pipeline.sources import MAX_KEPT_BYTES, Sources, pack_sources
 
 LOADED = "__pointsman_code__"
-"""The attribute of a module with the digest of the files it was loaded from."""
+"""The attribute of a module that holds the digest of the files that the module was loaded from."""
 DIGITS = 12
 INSTALLED = {"site-packages", "dist-packages"}
-"""Names of folders of installed packages, including those of an environment that this one is built on."""
+"""Names of folders with installed packages, in this environment and in one that it is based on."""
 PACKAGE = __name__.partition(".")[0]
 """Our own package, which is not user code."""
 
 
 IN_FORCE: ContextVar[Sources | None] = ContextVar("pointsman_sources", default=None)
-"""The sources of the version that is being loaded; None: the present content of the files."""
+"""The sources of the version that is being loaded. If None, the present content of the files is loaded."""
 
 
 @contextmanager
 def loaded_from(sources: Sources | None) -> Iterator[None]:
-    """Load documents with their code as of then, regardless of later edits of its files."""
+    """Load documents with the code in `sources`, even if its files were edited later."""
     token = IN_FORCE.set(sources)
     try:
         yield
@@ -44,10 +44,10 @@ def loaded_from(sources: Sources | None) -> Iterator[None]:
 
 
 class SourceTree:
-    """The modules and files below some folders, and their imports from there."""
+    """The modules and files below some folders, and what they import from these folders."""
 
     def __init__(self, roots: Sequence[Path], sources: Sources | None = None) -> None:
-        """`roots`: in the order in which Python searches them. `sources`: the only files; None: those on disk."""
+        """`roots` are in the order in which Python searches them. `sources`, if given, replaces the files on disk."""
         self._roots = roots
         self._sources = sources
         self._imports: dict[Path, list[str]] = {}
@@ -56,11 +56,11 @@ class SourceTree:
         return file.is_file() if self._sources is None else file in self._sources
 
     def read(self, file: Path) -> bytes:
-        """Raises OSError."""
+        """The content of a file. Raises OSError if the file cannot be read."""
         return file.read_bytes() if self._sources is None else self._sources[file]
 
     def file_of(self, module: str) -> Path | None:
-        """The file of a module; None if it is not below the folders."""
+        """The file of a module; None if the module is not below the folders."""
         first, *_ = parts = module.split(".")
         if first == PACKAGE or not all(part.isidentifier() for part in parts):
             return None
@@ -69,7 +69,7 @@ class SourceTree:
         return next((file for file in candidates if self._has(file)), None)
 
     def modules_of(self, start: str) -> dict[str, Path]:
-        """A module and all that it imports, directly or not, by name. `start`: the name of a module, or a file."""
+        """A module and all modules that it imports, even indirectly, by name. `start` is a module name or a file."""
         found: dict[str, Path] = {}
         waiting = [start]
         while waiting:
@@ -91,7 +91,7 @@ class SourceTree:
     def _imports_in(self, file: Path, package: str) -> Iterator[str]:
         try:
             tree = ast.parse(self.read(file))
-        except (OSError, SyntaxError, ValueError):  # whatever loads it reports the error
+        except (OSError, SyntaxError, ValueError):  # loading the module reports the error
             return
         yield from _imported_by(tree, package)
 
@@ -114,7 +114,7 @@ def _with_packages(module: str) -> list[str]:
 
 
 def digest(files: Iterable[tuple[str, Path]], read: Callable[[Path], bytes] = Path.read_bytes) -> str:
-    """A digest of names and contents; empty if there are none."""
+    """A digest of the names and contents of files; empty if there are no files."""
     whole = sha256()
     found = sorted(files)
     for name, file in found:
@@ -125,20 +125,20 @@ def digest(files: Iterable[tuple[str, Path]], read: Callable[[Path], bytes] = Pa
 
 
 def code_version(codes: Iterable[str], roots: Sequence[Path]) -> str:
-    """The digest of what these are loaded from: `package.module:Name` or `path/file.py:Name`, below some folders."""
+    """A digest of the files that `codes` load. Each code is `package.module:Name` or `path/file.py:Name`."""
     return digest(_files_of(codes, roots))
 
 
 def _files_of(codes: Iterable[str], roots: Sequence[Path], sources: Sources | None = None) -> set[tuple[str, Path]]:
     found = set()
     for start in [code.rpartition(":")[0] for code in codes if code]:
-        beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # as replicas search for imports
+        beside = [(roots[0] / start).parent] if start.endswith(".py") else []  # replicas search there too
         found |= set(SourceTree([*roots[:1], *beside, *roots[1:]], sources).modules_of(start).items())
     return found
 
 
 class CodeInForce:
-    """The code of a document as of when it took effect. Processes that start later load the same code."""
+    """A document's code at the time when the document took effect. Processes that start later load the same code."""
 
     def __init__(self, codes: Sequence[str], roots: Sequence[Path]) -> None:
         self._codes = codes
@@ -148,7 +148,7 @@ class CodeInForce:
         self._seen = {file: _stamp(file) for _, file in files}
         _drop_stale_bytecode(self._seen)
         self.sources: dict[Path, bytes] = {}
-        """Read files, except for those that cannot be read."""
+        """The content of each file that can be read."""
         for _, file in files:
             with suppress(OSError):
                 self.sources[file] = file.read_bytes() if known is None else known[file]
@@ -156,10 +156,10 @@ class CodeInForce:
         self._was_edited = known is not None and code_version(codes, roots) != self.version
         packed = pack_sources(self.sources)
         self.packed = packed if len(packed) <= MAX_KEPT_BYTES else ""
-        """The sources, for replicas that start after an edit; empty if there are too many."""
+        """The packed sources, for replicas that start after an edit; empty if they are too large."""
 
     def is_edited(self) -> bool:
-        """Whether its files have other content now. Reads them only if one of them was written."""
+        """Whether the content of a file has changed. Reads the files only if one of them was written since."""
         if all(_stamp(file) == stamp for file, stamp in self._seen.items()):
             return self._was_edited
         _drop_stale_bytecode(self._seen)
@@ -172,7 +172,7 @@ class CodeInForce:
 
 
 def _drop_stale_bytecode(files: Iterable[Path]) -> None:
-    """Remove compiled code that is older than its source: Python compares whole seconds, and would load it."""
+    """Remove compiled code that is older than its source. Python compares only whole seconds, so it might load it."""
     for file in files:
         with suppress(OSError, NotImplementedError):
             compiled = Path(importlib.util.cache_from_source(str(file)))
@@ -181,7 +181,7 @@ def _drop_stale_bytecode(files: Iterable[Path]) -> None:
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
-    """A value that changes when the file is written; None if it is gone."""
+    """A value that changes whenever the file is written; None if the file no longer exists."""
     try:
         stat = file.stat()
     except OSError:
@@ -201,7 +201,7 @@ def own_roots() -> list[Path]:
 
 
 def load_module(name: str) -> ModuleType:
-    """Load a module from its present files. Raises whatever its code raises, and keeps the loaded module then."""
+    """Load a module from its present files. If its code raises, the error is passed on and the old module stays."""
     tree = SourceTree(own_roots())
     versions = {module: digest(tree.modules_of(module).items()) for module in tree.modules_of(name)}
     there = {module: sys.modules[module] for module in versions if module in sys.modules}
@@ -226,7 +226,8 @@ def _version(module: ModuleType, default: str) -> str:
 
 
 def _forget_bytecode(module: ModuleType) -> None:
-    """Python accepts compiled code if the file has the same size and was changed in the same second."""
+    """Remove a module's compiled code. Python would accept it if the source has the same size and was changed in the
+    same second."""
     file = getattr(module, "__file__", None)
     if file is not None:
         with suppress(OSError, NotImplementedError):
@@ -234,7 +235,7 @@ def _forget_bytecode(module: ModuleType) -> None:
 
 
 def code_in(section: Any) -> dict[str, str]:
-    """The user's classes and functions that a section of a document names, and the versions of their code."""
+    """The version of the code of each user class and function that a section of a document names."""
     roots = own_roots()
     return {name: version for name in sorted(set(_names(section))) if (version := code_version([name], roots))}
 

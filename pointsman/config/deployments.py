@@ -1,4 +1,4 @@
-"""The `deployments` of a document: what runs, how its requests are scheduled, and where its instances may be.
+"""The `deployments` of a document: what runs, how requests are scheduled, and where instances may be.
 
 Enters: sections. Leaves: a plan for each deployment, or problems. The one rule: if the document has any problem, none
 of its deployments has a plan.
@@ -47,7 +47,7 @@ from pointsman.types import MAX_NAME
 DEPLOYMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Instances and their log files are named after their deployment."""
 ENDPOINT_NAME = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:\[\]-]{0,127}")
-"""An address such as [::1]:8080 is one."""
+"""The form of endpoint names. An address such as [::1]:8080 is a valid name."""
 
 
 class Deployments:
@@ -58,7 +58,7 @@ class Deployments:
         self._folder = folder
         self._names = Names("deployment", problems)
         self._models: dict[str, tuple[str, int]] = {}
-        """Models and aliases, each with its deployment and line."""
+        """Each model or alias, with its deployment and its line."""
 
     def plans(self, specs: Sequence[DeploymentSpec]) -> list[DeploymentPlan]:
         made = [self._plan(spec, ("deployments", index)) for index, spec in usable(specs)]
@@ -156,7 +156,7 @@ class Deployments:
                 self._problems.add(path, f"nothing serves this deployment; give it {serves}")
 
     def _engine(self, spec: DesiredEngine, path: FieldPath) -> tuple[Engine | None, dict[str, Any]]:
-        """The adapter of a section, and its parameters with absolute paths and defaults."""
+        """The adapter for an engine section, and the parameters of that section with absolute paths and defaults."""
         if not spec.type:
             if spec.type == "":
                 self._problems.add((*path, "type"), "must not be empty")
@@ -210,7 +210,7 @@ class Deployments:
 
 
 def _discovers(spec: DeploymentSpec) -> bool:
-    """Whether its scheduling has a plugin that lists endpoints."""
+    """Whether a plugin in the scheduling of this deployment lists endpoints."""
     config = spec.scheduling.config if spec.scheduling else None
     return config is not None and bool(discovery_reference(config)[0])
 
@@ -232,7 +232,7 @@ def parameters_in_force(kind: PluginType, arguments: dict[str, Any]) -> dict[str
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """How requests are scheduled: by a policy or by a picker. Has neither if there are problems."""
+    """How requests are scheduled: by a policy or by a picker. Both are None if the section has problems."""
 
     recipe: str = ""
     policy: SchedulingPolicy | None = None
@@ -245,7 +245,7 @@ class Scheduling(msgspec.Struct, frozen=True):
 def scheduling(
     spec: SchedulingSpec | None, problems: Problems, path: FieldPath, folder: Path | None = None
 ) -> Scheduling:
-    """The scheduling of a section; an empty section is the default picker. `folder` has the files of candidates."""
+    """The scheduling that a section describes; by default a picker. `folder` has the files of candidates."""
     how = SchedulingSpec() if spec is None else spec
     if how is INVALID or how.policy is INVALID or how.config is INVALID:
         return Scheduling()
@@ -265,7 +265,7 @@ def scheduling(
     shadow = candidate_plans(how.shadow or (), problems, (*path, "shadow"), folder or Path(), policy)
     if len(problems):
         return made
-    # Candidates are not part of it: if only they change, the policy in force stays the same object.
+    # The recipe leaves candidates out: if only candidates change, the policy in force stays the same object.
     recipe = msgspec.to_builtins(msgspec.structs.replace(how, shadow=[], shadow_budget=BUDGET))
     del recipe["shadow"], recipe["shadowBudget"]
     if code := code_in(recipe):
@@ -276,7 +276,7 @@ def scheduling(
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> SchedulingPolicy | None:
-    """The policy of this name; None after reporting what is wrong."""
+    """The policy with this name; None after reporting what is wrong."""
     kind = policies().find(name, problems, (*path, "policy"))
     made = built(kind, parameters, path, Validator(problems)) if kind is not None else INVALID
     return None if made is INVALID else made
@@ -294,7 +294,7 @@ class DiscoveredEndpoint(Section, frozen=True, kw_only=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def as_endpoint(self) -> EndpointSpec:
-        """The endpoint, with the adapter of the engine that its label `llm-d.ai/engine-type` names; default: vllm."""
+        """The endpoint. The label `llm-d.ai/engine-type` names the engine of the adapter. The default is vllm."""
         engine = self.labels.get("llm-d.ai/engine-type", "vllm")
         host = f"[{self.address}]" if ":" in self.address else self.address
         return EndpointSpec(name=self.name, url=f"http://{host}:{self.port}", engine=engine, labels=self.labels)
@@ -307,7 +307,7 @@ class DiscoveredFile(Section, frozen=True):
 
 
 def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoint, ...]:
-    """The endpoints that a file lists. `taken`: names in use elsewhere. Raises `ConfigError` with all problems."""
+    """The endpoints that a file lists. `taken` are names in use elsewhere. Raises `ConfigError` with all problems."""
     data, problems = read_yaml(text_of(file), str(file))
     where: FieldPath = ()
     if isinstance(data, dict):  # the form of the published file-discovery
@@ -322,7 +322,7 @@ def load_endpoints(file: Path, taken: Iterable[str] = ()) -> tuple[DesiredEndpoi
 
 
 def endpoint_engine(name: str) -> Engine:
-    """The adapter for servers that are already running, by the name of their engine."""
+    """The adapter that reads running servers of the engine with this name."""
     problems = Problems("")
     engine = _adapter(name, problems, ())
     problems.raise_if_any()
@@ -333,7 +333,7 @@ def endpoint_engine(name: str) -> Engine:
 def desired_endpoints(
     specs: Sequence[EndpointSpec], problems: Problems, path: FieldPath, taken: Iterable[str] = ()
 ) -> tuple[DesiredEndpoint, ...]:
-    """The endpoints of one list; none once the document has a problem."""
+    """The endpoints in one list. The result is empty if the document has a problem."""
     names = Names("endpoint", problems, taken)
     made = (_endpoint(spec, names, problems, (*path, index)) for index, spec in usable(specs))
     return tuple(endpoint for endpoint in made if endpoint is not None)
@@ -361,17 +361,17 @@ def _endpoint(spec: EndpointSpec, names: Names, problems: Problems, path: FieldP
 
 
 def settled(spec: DesiredEngine, engine: Engine | None, parameters: dict[str, Any]) -> DesiredEngine:
-    """An engine with the defaults that are in force filled in."""
+    """An engine section in which the defaults are filled in."""
     return msgspec.structs.replace(spec, parameters=parameters, messages_api=messages_api(spec, engine))
 
 
 def messages_api(access: EngineAccess, engine: Engine | None) -> str:
-    """Whether requests of Anthropic's API are passed on: as the document says, else as the engine's adapter says."""
+    """Whether requests to Anthropic's API are passed on. The document decides; if it does not, the adapter does."""
     return access.messages_api or ("native" if engine is not None and engine.serves_messages else "translated")
 
 
 def check_key(access: EngineAccess, problems: Problems, path: FieldPath) -> None:
-    """Report a key that is missing, or that is given in two places."""
+    """Report a key that is missing or is given in two places."""
     if INVALID in (access.api_key_env, access.api_key_file):
         return
     if access.api_key_env and access.api_key_file:
@@ -384,10 +384,10 @@ def check_key(access: EngineAccess, problems: Problems, path: FieldPath) -> None
 
 
 def reads_endpoints(kind: PluginType) -> bool:
-    """Whether an engine can read servers that are already running."""
+    """Whether the adapter of an engine can read servers that are already running."""
     try:
         kind.build.of_endpoint()  # type: ignore[attr-defined]
-    except TypeError:  # it needs parameters
+    except TypeError:  # the adapter needs parameters
         return False
     return True
 
@@ -398,7 +398,7 @@ def _adapter(name: str, problems: Problems, path: FieldPath) -> Engine | None:
         return None
     try:
         engine: Engine = kind.build.of_endpoint()  # type: ignore[attr-defined]
-    except Exception as error:  # the user's own class, or an engine that needs a command
+    except Exception as error:  # a failing class of the user's, or an engine that needs a command
         why = "it cannot be made without parameters; give it an of_endpoint()" if ":" in name else "use openai"
         problems.add(path, f'engine "{name}" cannot read a server that is already running ({error}): {why}')
         return None

@@ -1,7 +1,7 @@
 """Older forms of the published picker's plugins -> today's forms, with a warning that names the new form.
 
-Enters: entries of `plugins`. Leaves: entries that the registry has, with their paths; an old one may become several.
-The one rule: an entry keeps the name that references use.
+Enters: entries of `plugins`. Leaves: entries with types that the registry has, and their paths. One old entry may
+become several. The one rule: an entry keeps the name that references use.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ RENAMED: dict[str, str] = {
     "data-parallel-profile-handler": "single-profile-handler",
     "precise-prefix-cache-scorer": "prefix-cache-scorer",
 }
-"""Old types that load as another type."""
+"""Old names of types, each with its present name."""
 
 _STAGES = {
     "decodeProfile": "profiles.decode",
@@ -42,7 +42,7 @@ MOVED: dict[str, dict[str, str]] = {
     "prefix-cache-scorer": {"prefixLengthWeight": "matchLengthWeight", "maxModelLen": "matchLengthScaleTokens"},
     "mm-embeddings-cache-producer": {"cacheSizeInMB": "cacheSizeInMBPerServer"},
 }
-"""Old parameters by type, and their present names."""
+"""Old names of parameters, by type, each with its present name."""
 
 _NEVER_USED = "it never had one; matches come from the prefix cache producer"
 _DIRECT = "requests go straight to the port of the chosen instance"
@@ -58,7 +58,7 @@ DROPPED: dict[str, dict[str, str]] = {
     },
     "single-profile-handler": {"primaryPort": _DIRECT},
 }
-"""Old parameters by type that have no effect, and why."""
+"""Old parameters that have no effect, by type, each with the reason."""
 
 _PRODUCER = "approx-prefix-cache-producer"
 _OF_PRODUCER = frozenset(
@@ -67,10 +67,10 @@ _OF_PRODUCER = frozenset(
         "maxPrefixTokensToMatch",
     }
 )  # fmt: skip
-"""Parameters of the prefix cache producer that were once those of the scorer."""
+"""Parameters of the prefix cache producer that once belonged to the scorer."""
 CHARACTERS_PER_TOKEN = 4
 RETIRED_GATES = frozenset({"prepareDataPlugins", "dataLayer"})
-"""Gates of features that are always on now."""
+"""Feature gates that no longer matter: their features are always on now."""
 
 
 def modernized(specs: Iterable[PluginSpec], problems: Problems, path: FieldPath) -> list[Entry]:
@@ -81,7 +81,7 @@ def modernized(specs: Iterable[PluginSpec], problems: Problems, path: FieldPath)
 
 
 class Modernizer:
-    """Rewrites one entry at a time. `declared` has all entries, as they are written."""
+    """Rewrites one entry at a time. `declared` holds all entries as they are written."""
 
     def __init__(self, problems: Problems, declared: list[PluginSpec]) -> None:
         self._problems = problems
@@ -108,7 +108,7 @@ class Modernizer:
         return msgspec.structs.replace(spec, type=new, name=spec.name or spec.type)
 
     def _plain(self, spec: PluginSpec, path: FieldPath) -> PluginSpec:
-        """The entry with its parameters under their present names, and without those that have no effect."""
+        """The entry with the present names of its parameters. Parameters that have no effect are left out."""
         if spec.parameters is INVALID:
             return spec
         moved, dropped = MOVED.get(spec.type, {}), DROPPED.get(spec.type, {})
@@ -126,7 +126,7 @@ class Modernizer:
         return msgspec.structs.replace(spec, parameters=parameters)
 
     def _pd_handler(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """The old prefill/decode handler. Its threshold was in characters; 0 meant: always prefill elsewhere."""
+        """The old prefill/decode handler. Its threshold was in characters, and 0 meant "always prefill elsewhere"."""
         parameters = dict(spec.parameters)
         threshold = parameters.pop("threshold", 0)
         if "deciderPluginName" not in parameters:
@@ -144,7 +144,7 @@ class Modernizer:
         yield msgspec.structs.replace(spec, parameters=parameters)
 
     def _prefix_scorer(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """The prefix scorer. Its old parameters about blocks go to the producer of the matches."""
+        """The prefix scorer. Its old parameters for blocks move to the producer of prefix matches."""
         old = {name: value for name, value in spec.parameters.items() if name in _OF_PRODUCER}
         for name in old:
             field = (*path, "parameters", name)
@@ -160,7 +160,7 @@ class Modernizer:
         yield msgspec.structs.replace(spec, parameters=rest)
 
     def _attribute(self, spec: PluginSpec, path: FieldPath) -> Iterator[PluginSpec]:
-        """An attribute plugin. Its key was once NAME/PRODUCER."""
+        """An attribute plugin. Its key once had the form NAME/PRODUCER."""
         field = "attributeKey" if spec.type == "endpoint-attribute-scorer" else "attribute"
         key = spec.parameters.get(field)
         name, slash, producer = key.rpartition("/") if isinstance(key, str) else ("", "", "")
@@ -178,7 +178,7 @@ class Modernizer:
 
 
 def _put(parameters: dict[str, Any], steps: list[str], value: Any, written: Mapping[str, Any]) -> bool:
-    """Set a nested parameter. False if the document has it in its new form."""
+    """Set a nested parameter. Returns False if the document already has this parameter in its new form."""
     *outer, last = steps
     for step in outer:
         given = parameters.get(step, written.get(step))

@@ -1,7 +1,7 @@
-"""Parts of a document without effect: unused plugins, weights of plugins without scores, unknown attributes.
+"""Parts of a document that have no effect: unused plugins, weights of plugins without scores, unknown attributes.
 
-Enters: a document whose plugins are built. Leaves: warnings. Fields that never have an effect are marked in the schema
-(`NoEffect`), and so are parameters of plugins; types without effect are in the registry.
+Enters: a document whose plugins are built. Leaves: warnings. Fields and plugin parameters that never have an effect are
+marked `NoEffect` where they are declared. The registry lists the types that never have an effect.
 """
 
 from typing import Any
@@ -20,11 +20,11 @@ from pointsman.routing.scorers import EndpointAttributeScorer
 from pointsman.selection import Scorer
 
 BY_ITSELF = {"profile handler", "producer", "extractor", "admitter"}
-"""Roles that take effect once a plugin is declared."""
+"""Roles that take effect as soon as a plugin with the role is declared."""
 LISTENS = {"dispatch listener", "departure listener", "header writer", "response header writer"}
-"""Roles that take effect once declared, if the plugin has no other: a scorer that listens does so for its scores."""
+"""Roles that take effect once declared if the plugin has no other role: a scorer listens only for its own scores."""
 WITH_FLOW_CONTROL = ("flow namer", "eviction filter", "eviction order")
-"""Roles that take effect once declared if flow control is on; the last two need eviction."""
+"""Roles that take effect once declared if flow control is on. The last two also need eviction."""
 
 
 def warn_of_no_effect(
@@ -39,7 +39,7 @@ def warn_of_no_effect(
 
 
 def _idle(plugin: Any, flow: FlowControlPlan | None) -> str:
-    """Why a plugin to which nothing refers has no effect; empty if it has one."""
+    """Why a plugin that nothing refers to has no effect; empty if the plugin has an effect."""
     roles = roles_of(plugin)
     if BY_ITSELF.intersection(roles) or LISTENS.issuperset(roles):
         return ""
@@ -67,7 +67,7 @@ def _check_weights(body: PickerBody, plugins: Plugins, problems: Problems, path:
 
 
 def _scores(one: Declared) -> bool:
-    """Whether a plugin has scores; True if it could not be built, which has been reported."""
+    """Whether a plugin has scores. True for a plugin that could not be built: that problem has been reported."""
     return one.ignored or one.type is None or isinstance(one.type.build, Scorer)
 
 

@@ -25,7 +25,7 @@ from pointsman.placement.gpu_models import KNOWN_GPUS, gpu_vendor, known_gpu, sh
 from pointsman.types import Gpu, Worker, WorkerStatus
 
 Size: TypeAlias = Any
-"""80Gi, 80GiB, 80GB or bytes. `Sizes` reads it and reports what is wrong."""
+"""A size such as 80Gi, 80GiB or 80GB, or a number of bytes. `Sizes` reads sizes and reports invalid ones."""
 Repeats = Annotated[int, Meta(ge=1, le=100_000)]
 ShareOrNone = Annotated[float, Meta(ge=0, le=1)]
 
@@ -37,23 +37,23 @@ class GpuSpec(Section, frozen=True):
     """One GPU, or several equal ones."""
 
     model: str = ""
-    """The name that the driver reports, or a shorter one."""
+    """The name that the driver reports, or a shorter name."""
     count: Annotated[int, Meta(ge=1, le=64)] = 1
     memory: Size = None
-    """Memory of each GPU; default: that of the model."""
+    """Memory of each GPU. The default is the memory of the GPU model."""
     used: Size = None
-    """Memory of each GPU that is used by anything but the instances below."""
+    """Memory of each GPU that other programs use, besides the instances below."""
     link: str = ""
-    """The link (NVLink, xGMI) that connects them; the same name in another entry is the same link."""
+    """The link (NVLink, xGMI) that connects these GPUs. The same name in another entry means the same link."""
     links: list[str] = []
-    """The link of each GPU, if they do not share one."""
+    """The link of each GPU, if the GPUs do not share one link."""
     pcie: str = ""
-    """The PCIe switch that connects them; the same name in another entry is the same switch."""
+    """The PCIe switch that connects these GPUs. The same name in another entry means the same switch."""
     numa: Number | None = None
     vendor: str = ""
-    """Default: that of the model."""
+    """The default is the vendor of the GPU model."""
     shareable: bool = True
-    """Whether instances that allow sharing may share it."""
+    """Whether instances that allow sharing may share this GPU."""
 
 
 class ReservedSpec(Section, frozen=True):
@@ -61,7 +61,7 @@ class ReservedSpec(Section, frozen=True):
 
     memory: Size = None
     gpu_memory: Size = None
-    """Reserved on each GPU."""
+    """Memory reserved on each GPU."""
 
 
 class UsedSpec(Section, frozen=True):
@@ -74,7 +74,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     """One machine, or several equal ones."""
 
     name: str
-    """The name of the machine. If `count` is set, w becomes w-1, w-2...; {n} puts the number elsewhere in the name."""
+    """The name of the machine. If `count` is set, w becomes w-1, w-2...; {n} marks another position for the number."""
     count: Repeats | None = None
     cpus: Amount
     memory: Size
@@ -85,7 +85,7 @@ class FleetWorkerSpec(Section, frozen=True, kw_only=True):
     reserved: ReservedSpec = ReservedSpec()
     used: UsedSpec = UsedSpec()
     files: list[str] = []
-    """Models whose files are on it."""
+    """Models whose files are on this machine."""
     price_per_gpu_hour: Amount | None = None
     gpus: list[GpuSpec] = []
 
@@ -96,19 +96,19 @@ class FleetInstanceSpec(Section, frozen=True, kw_only=True):
     name: str
     deployment: str = ""
     on: str | list[str]
-    """One worker or several; it uses the same GPU indices on each."""
+    """One worker or several. The instance uses the same GPU indices on each worker."""
     gpus: list[Number] = []
-    """Their indices; empty if it runs on the CPU."""
+    """The indices of the GPUs; empty if the instance runs on the CPU."""
     gpu_memory: Size = None
-    """Memory that it uses on each GPU."""
+    """Memory that the instance uses on each GPU."""
     gpu_share: ShareOrNone = 0.0
-    """Share of each GPU that it uses, in addition to the memory."""
+    """Share of each GPU that the instance uses, in addition to the memory."""
     gpu_layers: Annotated[int, Meta(ge=1)] | None = None
-    """Layers on the GPU, if the others are on the CPU."""
+    """Number of layers on the GPU, if the other layers are on the CPU."""
     exclusive: bool = False
-    """Whether no other instance may be on its GPUs."""
+    """Whether no other instance may use these GPUs."""
     memory: Size = None
-    """Memory that it uses on each worker."""
+    """Machine memory that the instance uses on each worker."""
     cpus: Amount = 0.0
 
 
@@ -127,7 +127,7 @@ def load_fleet(source: Path | str, file: str = "") -> Snapshot:
     if data is None or (isinstance(kind, str) and kind != "Fleet"):
         if data is not None:
             problems.add(("kind",), f'expected "Fleet", found {found(kind)}')
-        problems.raise_if_any()  # not YAML, or another kind of document: its fields do not matter
+        problems.raise_if_any()  # not YAML, or a document of another kind: there are no fields to check
     document = Validator(problems).value({} if data is None else data, FleetDocument, ())
     if document is INVALID:
         problems.raise_if_any()
@@ -145,7 +145,7 @@ class Workers:
         self._problems = problems
         self._sizes = Sizes(problems)
         self.unnamed = False
-        """Whether the name of a worker could not be read: then unknown names are not reported."""
+        """Whether the name of a worker could not be read. If so, unknown names are not reported."""
 
     def named(self, specs: Sequence[FleetWorkerSpec]) -> dict[str, Worker]:
         """Workers by name, in the order of the document."""
@@ -222,7 +222,7 @@ class Workers:
         return tuple(gpus)
 
     def _gpu_memory(self, one: GpuSpec, machine_bytes: int | None, path: FieldPath) -> int:
-        """Memory of a GPU: as written, else that of the model, else, for unified memory, all of the machine's."""
+        """Memory of a GPU: the written value, else the memory of the model, else (if unified) that of the machine."""
         if one.memory is not None:
             return self._sizes.read(one.memory, (*path, "memory"), least=1, most=machine_bytes)
         known = known_gpu(one.model) if one.model else None
@@ -258,7 +258,7 @@ class _Instances:
         self._sizes = Sizes(problems)
 
     def running(self, specs: Sequence[FleetInstanceSpec]) -> tuple[Occupant, ...]:
-        """All running instances; none once the document has a problem."""
+        """All running instances. The result is empty if the document has a problem."""
         names = Names("instance", self._problems)
         made = []
         for index, spec in usable(specs):
@@ -319,7 +319,7 @@ class _Instances:
         return taken
 
     def _check_gpu_fields(self, spec: FleetInstanceSpec, path: FieldPath) -> None:
-        """Check that GPUs, and how much it uses of them, are given together or not at all."""
+        """Check that GPUs and the amounts used on them are given together or not at all."""
         if spec.gpus is INVALID:
             return
         if spec.gpus and spec.gpu_memory is None and spec.gpu_share == 0 and spec.exclusive is False:
@@ -349,7 +349,7 @@ def _place(spec: FleetInstanceSpec, claims: Sequence[Claim]) -> Place:
 
 
 def size(data: Any) -> int:
-    """Bytes: 80Gi, 80GiB, 80GB, 85899345920. Raises ValueError, with an example, for anything else."""
+    """The bytes of a size such as 80Gi, 80GiB, 80GB or 85899345920. Raises ValueError, with an example, otherwise."""
     if isinstance(data, str):
         number = data.replace(" ", "")
         for form in (number, number.removesuffix("B")):
@@ -363,13 +363,13 @@ def size(data: Any) -> int:
 
 
 class Sizes:
-    """Reads the sizes of one document; an invalid one is reported, and counts as 0."""
+    """Reads the sizes in one document. An invalid size is reported and counts as 0."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
 
     def read(self, data: Any, path: FieldPath, *, least: int = 0, most: int | None = None) -> int:
-        """Bytes within bounds. `most` is the available amount; None or 0 if unknown."""
+        """The bytes of a size within bounds. `most` is the available amount; None or 0 means that it is unknown."""
         if data is None or data is INVALID:
             return 0
         try:

@@ -86,7 +86,7 @@ class _Schemas:
 
     def _defined(self, kind: type[msgspec.Struct]) -> dict[str, Any]:
         if kind.__name__ not in self.definitions:
-            self.definitions[kind.__name__] = {}  # first, in case it contains itself
+            self.definitions[kind.__name__] = {}  # reserved first, because the struct may contain itself
             schema = self.fields(fields_of(kind), kind.__doc__ or "")
             if kind is PluginSpec:
                 schema |= self._typed(schema, "type", list(plugins()), ELSEWHERE, PARAMETERS_ELSEWHERE)
@@ -148,7 +148,7 @@ def _choices(types: Iterable[PluginType], ignored: Mapping[str, str] = MappingPr
 
 
 def _bounds(marks: Iterable[Any]) -> dict[str, Any]:
-    """The bounds of numbers, which do not apply to text with a unit."""
+    """The bounds of a number. They do not apply to text with a unit."""
     words = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
     bounds = [mark for mark in marks if isinstance(mark, msgspec.Meta)]
     return {

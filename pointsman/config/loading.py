@@ -43,8 +43,8 @@ _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 def load(source: Path | str, folder: Path | str | None = None, file: str = "") -> PickerPlan | PointsmanPlan:
     """Load a document of any kind.
 
-    Its paths are relative to `folder`; default: the folder of the file, or the current one for text. `file`: the
-    name of text in problems.
+    Paths in the document are relative to `folder`. The default is the folder of the file or, for text, the current
+    folder. `file` is the name that problems use for text.
     """
     folder = folder_of(source, folder)
     document, problems = document_of(source, KINDS, folder, file)
@@ -59,7 +59,7 @@ def load(source: Path | str, folder: Path | str | None = None, file: str = "") -
 
 
 def load_picker(source: Path | str = "") -> PickerPlan:
-    """Load an `EndpointPickerConfig`. An empty one is the default configuration."""
+    """Load an `EndpointPickerConfig`. An empty document gives the default configuration."""
     document, problems = document_of(source, {"EndpointPickerConfig": EndpointPickerConfig})
     plan = picker_plan(document, problems, ()) if isinstance(document, EndpointPickerConfig) else None
     problems.raise_if_any()
@@ -70,8 +70,8 @@ def load_picker(source: Path | str = "") -> PickerPlan:
 def load_manifest(
     source: Path | str, folder: Path | str | None = None, file: str = "", *, was_in_force: bool = False
 ) -> PointsmanPlan:
-    """Load a `Pointsman` document, or an `Application` by itself; `folder` and `file` as for `load`. `was_in_force`: it
-    was applied before, so problems that are not essential are tolerated."""
+    """Load a `Pointsman` document, or an `Application` by itself. `folder` and `file` mean the same as in `load`.
+    `was_in_force` says that the document was applied before: problems that are not essential are then tolerated."""
     folder = folder_of(source, folder)
     kinds = {name: kind for name, kind in KINDS.items() if kind is not EndpointPickerConfig}
     document, problems = document_of(source, kinds, folder, file, was_in_force=was_in_force, empty=_empty())
@@ -86,7 +86,7 @@ def _empty() -> str:
 
 
 def build_policy(name: str, parameters: Mapping[str, Any] | None = None) -> SchedulingPolicy:
-    """A scheduling policy by its name (fifo, slo-aware, mymodule:MyPolicy), with parameters as in YAML."""
+    """The scheduling policy with this name (fifo, slo-aware, mymodule:MyPolicy). Parameters are as in YAML."""
     problems = Problems("")
     made = policy(name, parameters or {}, problems, ())
     problems.raise_if_any()
@@ -95,7 +95,7 @@ def build_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Sche
 
 
 def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
-    """A scheduling or scaling policy or a plugin by its name, with parameters as in YAML."""
+    """The scheduling policy, scaling policy or plugin with this name. Parameters are as in YAML."""
     problems = Problems("")
     if scaling_policies().find(name, problems.apart(), ()) is not None:
         scaling = scaling_policy(name, parameters or {}, problems, ())
@@ -114,7 +114,7 @@ def build_named(name: str, parameters: Mapping[str, Any] | None = None) -> Any:
 
 
 def _plan(document: Any, problems: Problems, folder: Path) -> PointsmanPlan:
-    """The plan of one of our own documents."""
+    """The plan for a document of one of our own kinds."""
     if isinstance(document, Pointsman):
         with importable(folder):
             return _pointsman_plan(document, problems, folder)

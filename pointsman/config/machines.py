@@ -33,9 +33,9 @@ class ResourcesSpec(Section, frozen=True):
 
     gpus: Number = 1
     gpu_memory: Bytes | None = None
-    """Memory on each of its GPUs."""
+    """Memory on each GPU of the instance."""
     gpu_share: Share | None = None
-    """Share of each of its GPUs; other instances may use the rest."""
+    """Share of each GPU of the instance. Other instances may use the rest."""
     memory: Bytes | None = None
     """Memory of the machine."""
 
@@ -44,15 +44,15 @@ class RuntimeSpec(Section, frozen=True):
     """The runtime that carries out the decisions of the plane."""
 
     type: RuntimeType = "local"
-    """This machine, or a Ray cluster."""
+    """Where instances run: on this machine, or in a Ray cluster."""
     address: str = ""
-    """host:port of the head of the cluster; if empty, one is started on this machine."""
+    """host:port of the head of the cluster. If empty, a cluster is started on this machine."""
     storage: str = ""
-    """A folder for the state that all nodes reach; if empty, the state is in the memory of the cluster."""
+    """A folder for the state, which all nodes can reach. If empty, the state is in the memory of the cluster."""
     namespace: Namespace = "pointsman"
-    """The namespace of the plane in the cluster; each namespace has one plane."""
+    """The namespace of the plane in the cluster. Each namespace has one plane."""
     lease: Lease = 3.0
-    """A node that receives nothing from the plane or the keeper for this long ends its engines."""
+    """If a node receives nothing from the plane or the keeper for this long, it ends its engines."""
     orphan_grace: OrphanGrace = 60.0
     """How long instances and gateways keep running without a plane."""
 
@@ -63,11 +63,11 @@ class WorkerSpec(Section, frozen=True):
     name: str
     labels: dict[str, str] = {}
     price_per_gpu_hour: Amount | None = None
-    """Price for deployments without a price of their own."""
+    """The price for deployments that set no price."""
 
 
 def runtime(spec: RuntimeSpec | RuntimeType, problems: Problems) -> RuntimeSpec:
-    """The `runtime` section, which may be its type alone."""
+    """The `runtime` section. A document may also write the type alone."""
     if spec is INVALID:
         return RuntimeSpec()
     if isinstance(spec, str):
@@ -80,7 +80,7 @@ def runtime(spec: RuntimeSpec | RuntimeType, problems: Problems) -> RuntimeSpec:
 
 
 def workers(specs: Sequence[WorkerSpec], runtime: RuntimeSpec, problems: Problems) -> tuple[WorkerSpec, ...]:
-    """The `workers` section: only this machine, unless there is a cluster."""
+    """The `workers` section. Without a cluster, it may have only this machine."""
     names = Names("worker", problems)
     here = platform.node()
     given, is_cluster = list(usable(specs)), runtime.type == "ray"

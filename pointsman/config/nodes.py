@@ -42,7 +42,7 @@ class Nodes:
         self.scaling = NodeScaling(graph.scaling, problems)
 
     def deployments(self) -> list[DeploymentPlan]:
-        """The deployments of all nodes; none once the document has a problem."""
+        """The deployments of all nodes. The result is empty if the document has a problem."""
         made = []
         for node, path in self._running():
             if not node.code:
@@ -65,12 +65,12 @@ class Nodes:
         }
 
     def check_code(self) -> None:
-        """Warn about code that is missing."""
+        """Warn about missing code."""
         for node, path in self._running():
             self._check_code(node, path)
 
     def _running(self) -> Iterator[tuple[Node, FieldPath]]:
-        """Nodes that run the user's code, and their paths in the document."""
+        """The nodes that run the user's code, each with its path in the document."""
         graph = self._graph
         for index, node in enumerate(graph.nodes):
             if node.kind is not NodeKind.MODEL:
@@ -140,7 +140,7 @@ class Nodes:
         return scheduling(spec, self._problems, path)
 
     def _parameters(self, node: Node, rank: int | None, code_version: str) -> dict[str, Any]:
-        """The parameters that a replica is started with. A replica with other parameters is another program."""
+        """The parameters that a replica starts with. If the parameters change, the replica is replaced."""
         is_ingress, options = node.name == INGRESS, node.options
         return {
             "app": self._application,
@@ -160,7 +160,7 @@ class Nodes:
         }
 
     def _env(self, options: NodeOptions) -> dict[str, str]:
-        """The environment, with the application's module folders in PYTHONPATH."""
+        """The environment of a replica. PYTHONPATH includes the module folders of the application."""
         folders = [os.path.normpath(self._folder / folder) for folder in self._graph.python_path]
         own = options.env.get(PYTHON_PATH)
         found = os.pathsep.join([*folders, *([own] if own else [])])
@@ -183,14 +183,14 @@ class Nodes:
             self._problems.warn(path, f"there is no file {self._folder / source}")
 
     def _code(self, node: Node) -> CodeInForce:
-        """The code of a node: its modules, and those that they import from the folders of the application."""
+        """The code of a node: its modules, and all modules that these import from the folders of the application."""
         graph = self._graph
         codes = [graph.preprocessor, graph.schema] if node.name == INGRESS else [node.code]
         return CodeInForce(codes, [self._folder, *(self._folder / root for root in graph.python_path)])
 
 
 def ranks(node: Node) -> list[int | None]:
-    """The ranks of its shards; None alone if it has none."""
+    """The ranks of the shards of a node; `[None]` if the node has no shards."""
     return [None] if node.options.shards == 1 else list(range(node.options.shards))
 
 

@@ -49,10 +49,10 @@ DEFAULT_PROFILE: ScorerWeights = (
     ("kv-cache-utilization-scorer", 2.0),
     ("prefix-cache-scorer", 3.0),
 )
-"""The scorers of a document that declares neither plugins nor profiles, as published."""
+"""The published scorers for a document that declares neither plugins nor profiles."""
 OWN_PROFILE: ScorerWeights = (("slo-miss-scorer", 1.0),)
-"""The scorers of a deployment without a document. They see every request at once, whereas scorers that read
-measurements send all requests between two measurements to the same instance."""
+"""The scorers for a deployment without a document. They take each new request into account at once. Scorers that read
+measurements would instead send all requests between two measurements to the same instance."""
 OWN_NAME = "slo-miss"
 DEFAULT_DETECTOR = "utilization-detector"
 DEFAULT_POLICIES = {
@@ -62,7 +62,7 @@ DEFAULT_POLICIES = {
 }
 DEFAULT_BAND = BandSettings()
 METRICS_AGE_S = 3.0
-"""The age at which metrics of an instance become stale; a plane reads them twice a second."""
+"""The age at which an instance's metrics become stale. A plane reads metrics twice a second."""
 
 
 def default_plan(problems: Problems, path: FieldPath) -> PickerPlan | None:
@@ -74,7 +74,7 @@ def default_plan(problems: Problems, path: FieldPath) -> PickerPlan | None:
 
 
 def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues: bool = False) -> PickerPlan | None:
-    """The plan; None if the document has problems. `queues`: requests wait even without flow control."""
+    """The plan; None if the document has problems. With `queues`, requests wait even without flow control."""
     specs, profile_specs = with_defaults(body)
     plugins = Plugins(plugin_registry(), problems)
     for one, where in modernized(specs, problems, (*path, "plugins")):
@@ -110,7 +110,7 @@ def picker_plan(body: PickerBody, problems: Problems, path: FieldPath, *, queues
 
 
 def _allow_the_age_of_metrics(plugins: Plugins, problems: Problems) -> None:
-    """Raise the staleness limits of detectors: on a plane, the usual age of metrics must not look like saturation."""
+    """Raise the staleness limits of detectors: the usual age of a plane's metrics must not look like saturation."""
     for name, detector in plugins.built().items():
         if isinstance(detector, UtilizationDetector) and detector.oldest_s < METRICS_AGE_S:
             declared = plugins.declared[name]
@@ -122,7 +122,7 @@ def _allow_the_age_of_metrics(plugins: Plugins, problems: Problems) -> None:
 
 
 def discovery_reference(body: PickerBody) -> tuple[str, FieldPath]:
-    """The plugin that discovers endpoints, and the field that names it; empty if there is none."""
+    """The plugin that discovers endpoints (empty if there is none), and the path of the field that names it."""
     spec = body.data_layer.discovery if body.data_layer else None
     if spec and spec.endpoints:
         return spec.endpoints.plugin_ref or "", ("dataLayer", "discovery", "endpoints", "pluginRef")
@@ -152,7 +152,7 @@ def _gates(body: PickerBody, problems: Problems, path: FieldPath) -> dict[str, b
 
 
 def _other_references(body: PickerBody, path: FieldPath) -> Iterator[tuple[str, FieldPath]]:
-    """References to plugins that have no effect here; their names are checked all the same."""
+    """References to plugins that have no effect here. Their names are checked nevertheless."""
     handler, layer = body.request_handler, body.data_layer
     if handler and handler.parsers:
         for index, parser in usable(handler.parsers):
@@ -167,7 +167,7 @@ def _other_references(body: PickerBody, path: FieldPath) -> Iterator[tuple[str, 
 
 
 def with_defaults(body: PickerBody) -> tuple[Sequence[PluginSpec], Sequence[ProfileSpec]]:
-    """The plugins and profiles of a document; the default ones if it has neither."""
+    """The plugins and profiles of a document, or the defaults if the document has neither."""
     if body.plugins or body.scheduling_profiles or INVALID in (body.plugins, body.scheduling_profiles):
         return body.plugins or [], body.scheduling_profiles or []
     return _profile_of(DEFAULT_PROFILE)
@@ -235,7 +235,7 @@ class Profiles:
             useful.append(Weighted(self._plugins.inject(picker, "picker", path), name=picker))
         if useful[-1].plugin is INVALID:
             return None
-        own = {type(entry.plugin) for entry in useful}  # a declared filter replaces the default one of its type
+        own = {type(entry.plugin) for entry in useful}  # a declared filter replaces the default filter of the same type
         demands = Demands(UNKNOWN_PRICE)
         if own.isdisjoint(map(type, demands.filters)):
             return Profile(name, demands, *useful)
@@ -261,7 +261,7 @@ class Profiles:
         return handler
 
     def _producers(self) -> list[Producer[Endpoint]]:
-        """The declared producers, and those that other plugins need."""
+        """The declared producers, and the producers that other plugins need."""
         kinds = {one.type.name for one in self._plugins.declared.values() if one.type is not None}
         needed = dict.fromkeys(producer for kind, producers in NEEDS.items() if kind in kinds for producer in producers)
         for name in needed:
@@ -270,18 +270,18 @@ class Profiles:
             elif name not in ELSEWHERE and name not in kinds:
                 self._plugins.inject(name, "extractor" if name.endswith("-extractor") else "producer", self._path)
         producers = [one for one in self._plugins.built().values() if isinstance(one, Producer)]
-        # The load of a request is counted net of its cached prefix, so prefixes are looked up first.
+        # The load of a request excludes its cached prefix, so prefixes are looked up first.
         return sorted(producers, key=_place)
 
 
 def _place(producer: Producer[Endpoint]) -> int:
-    """The rank of a producer: those that read the facts of others come after them."""
+    """The rank of a producer. A producer comes after the producers whose facts it reads."""
     late = (BurstPrefixCacheProducer, InflightLoadProducer, PredictedLatencyProducer)
     return next((place for place, kind in enumerate(late, start=1) if isinstance(producer, kind)), 0)
 
 
 def saturation_detector(body: PickerBody, plugins: Plugins, path: FieldPath) -> Any:
-    """The detector that a document refers to, in the new field or the old one, or the default."""
+    """The detector that a document names in the new field or in the old field, or else the default detector."""
     if body.flow_control and body.flow_control.saturation_detector:
         name, field = body.flow_control.saturation_detector.plugin_ref, (*path, "flowControl", "saturationDetector")
     elif body.saturation_detector:
@@ -325,7 +325,7 @@ class FlowControls:
         return partial(InFlightEviction, may_stop, order)
 
     def _only(self, protocol: Any, word: str) -> Any:
-        """The declared plugin of a role that one plugin fills; None if there is none."""
+        """The declared plugin with a role that only one plugin may have; None if there is no such plugin."""
         declared = self._plugins.of_kind(protocol)
         if len(declared) > 1:
             names = ", ".join(one.name for one in declared)

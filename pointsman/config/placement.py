@@ -1,7 +1,7 @@
-"""The `placement` of a deployment, and what the parameters of its engine say about it -> what its instances ask for.
+"""The `placement` of a deployment, and the related parameters of its engine -> what its instances ask for.
 
-Enters: the section, the engine. Leaves: an ask, or problems. The one rule: where the section and the engine differ, or
-two of their fields contradict each other, that is a problem; neither is ignored silently.
+Enters: the section, the engine. Leaves: an ask, or problems. The one rule: if the section and the engine differ, or if
+two fields contradict each other, that is a problem. No field is ignored silently.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from pointsman.placement.estimate import UnreadableModel, estimate
 from pointsman.selection import LabelSelector
 
 DEFAULT_CONTEXT = 8192
-"""Tokens per request, if neither the document nor the engine says."""
+"""Tokens per request, if neither the document nor the engine sets a number."""
 TIERS = {tier.written: tier for tier in Tier}
 ALLOWED_BY = {
     Tier.SEVERAL_GPUS: "several_gpus",
@@ -29,16 +29,16 @@ ALLOWED_BY = {
     Tier.PARTIAL_OFFLOAD: "partial_offload",
     Tier.CPU: "cpu",
 }
-"""The fields that allow tiers."""
+"""For each tier that must be allowed, the field that allows it."""
 
 
 def ask_of(spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath) -> Ask | None:
-    """An ask for an instance without a name; None if its need is unknown, or after reporting what is wrong."""
+    """The ask for one unnamed instance; None if the need is unknown, or after reporting what is wrong."""
     return _Asking(spec, deployment, engine, problems, path).ask()
 
 
 class _Asking:
-    """One section and one engine."""
+    """Builds the ask from one section and one engine."""
 
     def __init__(
         self, spec: PlacementSpec, deployment: str, engine: Engine, problems: Problems, path: FieldPath
@@ -96,7 +96,7 @@ class _Asking:
         return of_engine if here is None else here
 
     def _refuses(self, name: str) -> bool:
-        """Whether a field has an explicit `false`."""
+        """Whether the document sets a field to an explicit `false`."""
         return not getattr(self._spec, name) and self._problems.written((*self._path, camel_case(name)))
 
     def _check_tiers(self, tiers: tuple[Tier, ...]) -> None:
@@ -116,7 +116,7 @@ class _Asking:
                 )
 
     def _check_sizes(self, need: Need, rules: dict[str, Any]) -> None:
-        """The demanded numbers of GPUs fit together, and divide the model."""
+        """Check that the demanded numbers of GPUs fit together and divide the model evenly."""
         size, sizes, path = rules["tensor_parallel_size"], need.tensor_parallel_sizes, self._path
         if size is not None and size > 1 and not self._engine.ability.tensor_parallel:
             self._problems.add((*path, "tensorParallelSize"), f"engine {self._engine.name} has no tensor parallelism")
@@ -140,7 +140,7 @@ class _Asking:
             )
 
     def _layers(self, need: Need, rules: dict[str, Any], tiers: tuple[Tier, ...]) -> dict[str, Any]:
-        """Check what the engine's settings say about layers on GPUs."""
+        """Check the engine's settings for layers on GPUs, and return the rules that follow from these settings."""
         demand, found = self._demand, dict[str, Any]()
         layers = demand.gpu_layers
         if layers is not None and need.layers > 1:
@@ -199,7 +199,7 @@ class _Asking:
         except UnreadableModel as error:
             if spec.model_files:
                 problems.add((*path, "modelFiles"), str(error))
-            else:  # an engine may support more formats than the estimate
+            else:  # the engine may support formats that the estimate does not
                 problems.warn(path, f"the need of {self._deployment} is not known ({error}); set placement.resources")
         except PointsmanError as error:  # an invalid parameter of the engine
             problems.add(path, str(error))
@@ -227,7 +227,7 @@ class _Asking:
 
 
 def layers_by_share(layers: int, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """Layers of each GPU as llama.cpp divides them by its tensor split; the output counts as one more layer."""
+    """Layers on each GPU, as the tensor split of llama.cpp divides them. The output counts as one more layer."""
     total, ends = sum(shares), list[float]()
     for share in shares:
         ends.append((ends[-1] if ends else 0.0) + share / total)

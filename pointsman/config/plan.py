@@ -1,4 +1,4 @@
-"""What a document builds: everything ready to run, nothing running yet."""
+"""What a document builds: everything is ready to run, and nothing runs yet."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -31,7 +31,7 @@ from pointsman.strategies.dispatching import plan_for
 
 
 class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of flow control. None means no limit, and a time of 0 means forever."""
+    """Settings of flow control. A limit of None means no limit, and a time of 0 means forever."""
 
     bands: tuple[BandSettings, ...]
     default_band: BandSettings
@@ -43,7 +43,7 @@ class FlowControlPlan(msgspec.Struct, frozen=True, kw_only=True):
     request_ttl_s: float
     no_endpoint_request_ttl_s: float
     make_eviction: Callable[[], InFlightEviction] | None = None
-    """None: no running request is stopped for another."""
+    """None if no running request is ever stopped for another request."""
 
     def build(self, first_wait_s: float | None = None) -> FlowControl:
         """An empty queue with these settings. `first_wait_s` replaces `noEndpointRequestTTL`."""
@@ -65,25 +65,25 @@ class PickerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = "endpoint picker"
     plugins: dict[str, Any]
-    """Plugins by name: those declared, then those injected."""
+    """Plugins by name: first the declared plugins, then the injected ones."""
     scheduler: Scheduler[Endpoint]
     saturation_detector: SaturationDetector
     flow_control: FlowControlPlan | None = None
-    """None if the gate is off."""
+    """None if the feature gate is off."""
     gates: dict[str, bool]
     endpoints_file: str = ""
-    """A file that lists the endpoints of the deployment, as its `dataLayer.discovery` says."""
+    """A file that lists the endpoints of the deployment. The field `dataLayer.discovery` names the file."""
     queues: bool = False
-    """Whether requests wait for room even without the gate, in a default queue."""
+    """Whether requests wait for room in a default queue even if the feature gate is off."""
     warnings: tuple[ConfigWarning, ...] = ()
-    """Warnings of a standalone document; those of a deployment's config are in the plan of the manifest."""
+    """Warnings for a standalone document. Warnings for a deployment's config are in the plan of the manifest."""
 
     def dispatch_plan(self, first_wait_s: float | None = None) -> DispatchPlan:
-        """The plan of one dispatcher, as the document says. Plugins have state, so each dispatcher needs its own.
+        """The plan of one dispatcher. Plugins have state, so each dispatcher needs its own.
 
-        With flow control, requests wait in its queue while the pool is saturated. Without, requests of negative
-        priority are refused while the pool is saturated; the others wait until an instance has room if it `queues`, and
-        otherwise are refused if they cannot be sent at once. `first_wait_s` replaces `noEndpointRequestTTL`.
+        With flow control, requests wait in its queue while the pool is saturated. Without flow control, requests of
+        negative priority are refused while the pool is saturated. Other requests that cannot be sent at once wait for
+        an instance if `queues` is set, and are refused if not. `first_wait_s` replaces `noEndpointRequestTTL`.
         """
         flow = self.flow_control
         waits = flow is not None or self.queues
@@ -113,19 +113,19 @@ def _parts(profile: Profile[Endpoint]) -> str:
 
 
 ASSUMED_OUTPUT_TOKENS = 4096
-"""Assumed length of an answer whose request sets no limit, if neither the price nor the engine says."""
+"""Assumed length of an answer if neither its request, nor the price section, nor the engine sets a limit."""
 
 
 class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy beside the one in force, which decides without acting."""
+    """A candidate: a policy that decides beside the policy in force, without acting."""
 
     name: str
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
     section: dict[str, Any] = {}
-    """Its fields as `scheduling` has them."""
+    """The fields of the candidate, in the form that `scheduling` has."""
     code: str = ""
-    """The version of the user's code that it runs; empty if it runs none."""
+    """The version of the user's code that the candidate runs; empty if it runs no user code."""
 
     @property
     def recipe(self) -> str:
@@ -134,11 +134,11 @@ class CandidatePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheduling_code(self) -> list[object]:
-        """Its policy or its plugins."""
+        """The policy or the plugins of the candidate."""
         return [self.policy] if self.picker is None else [*self.picker.plugins.values()]
 
     def dispatch_plan(self) -> DispatchPlan:
-        """The plan of one dispatcher, from which only the choice of an instance is used."""
+        """The plan of one dispatcher. Candidates use only its choice of an instance."""
         return _dispatch_plan(self.policy, self.picker, None)
 
 
@@ -154,35 +154,35 @@ def _dispatch_plan(
 
 
 class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A deployment: what runs, and how its requests are scheduled, by a policy or by the plugins of a picker."""
+    """A deployment: what runs, and the policy or the picker that schedules its requests."""
 
     desired: DesiredDeployment
     policy: SchedulingPolicy | None = None
     picker: PickerPlan | None = None
     scheduling_recipe: str = ""
-    """The source of the scheduling: equal recipes schedule equally."""
+    """The source of the scheduling. Equal recipes schedule equally."""
     shadow: tuple[CandidatePlan, ...] = ()
     """Candidates that decide without acting."""
     shadow_budget: float = BUDGET
     shadow_recipe: str = ""
-    """The source of the candidates: equal recipes decide equally."""
+    """The source of the candidates. Equal recipes decide equally."""
     time_limit_s: float = TIME_LIMIT_S
-    """Time limit of a call of scheduling code that users wrote."""
+    """Time limit for one call to scheduling code that a user wrote."""
     first_wait_s: float | None = None
-    """How long requests wait while there is no instance; None if the scheduling decides."""
+    """How long requests wait while there is no instance. None leaves the time to the scheduling."""
     engine: Engine | None = None
-    """The engine; None if the plane starts no instances."""
+    """The engine; None if the plane starts no instances of this deployment."""
     endpoints_file: Path | None = None
-    """A file with more endpoints, for `load_endpoints`. It may not exist yet."""
+    """A file with more endpoints, which `load_endpoints` reads. The file may not exist yet."""
     price: PriceSpec | None = None
     scaling: ScalingPlan | None = None
     """None if the number of instances is fixed."""
     follows: str = ""
-    """The deployment whose number of instances it copies: all shards of a node follow the first one."""
+    """The deployment whose number of instances this one copies. All shards of a node follow the first shard."""
     internal: bool = False
-    """Whether only pipelines send it requests, so that clients cannot use its model."""
+    """Whether only pipelines send requests to this deployment. Clients cannot use the model of such a deployment."""
     replica_code: CodeInForce | None = None
-    """The user's code that its replicas load when they start; None if it has none."""
+    """The user's code that replicas load when they start; None if there is no user code."""
 
     @property
     def name(self) -> str:
@@ -198,14 +198,14 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def assumed_output_tokens(self) -> int:
-        """Tokens of an answer whose request sets no limit, if known."""
+        """Tokens to assume for an answer if its request sets no limit."""
         given = None if self.price is None else self.price.assumed_output_tokens
         known = None if self.engine is None else self.engine.longest_answer
         return given or known or ASSUMED_OUTPUT_TOKENS
 
     @property
     def is_replica(self) -> bool:
-        """Whether its instances are replicas: processes that run the user's code."""
+        """Whether the instances are replicas, which are processes that run the user's code."""
         return self.desired.engine is not None and self.desired.engine.type == PYTHON
 
     @property
@@ -215,7 +215,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decided_by(self) -> str:
-        """The name of the policy or profile that decides where its requests go."""
+        """The name of the policy or profile that decides where requests go."""
         if self.policy is not None:
             return self.policy.name
         return "" if self.picker is None else self.picker.name
@@ -228,7 +228,7 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> str:
-        """The version of the user's code that it runs; empty if it runs none."""
+        """The version of the user's code that this deployment runs; empty if it runs no user code."""
         policies = msgspec.json.decode(self.scheduling_recipe or "{}").get("code", {})
         replica = "" if self.desired.engine is None else self.desired.engine.parameters.get("version", "")
         shadows = [one.code for one in self.shadow]
@@ -237,11 +237,11 @@ class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def dispatch_plan(self) -> DispatchPlan:
-        """The plan of one dispatcher, as the document says; requests that cannot be sent at once wait."""
+        """The plan of one dispatcher. Requests that cannot be sent at once wait."""
         return _dispatch_plan(self.policy, self.picker, self.first_wait_s)
 
     def among(self, gateways: int) -> "DeploymentPlan":
-        """The plan of a dispatcher of one of several gateways, with its part of the limits of queues."""
+        """The plan for the dispatcher in one of several gateways. Each dispatcher gets its part of the queue limits."""
         flow = None if self.picker is None else self.picker.flow_control
         if self.picker is None or flow is None or gateways == 1:
             return self
@@ -275,12 +275,12 @@ def _part(band: BandSettings, gateways: int) -> BandSettings:
 
 
 def _quotient(most: int | None, gateways: int) -> int | None:
-    """A gateway's part of a limit, rounded up; None: there is no limit."""
+    """A gateway's part of a limit, rounded up; None if there is no limit."""
     return None if most is None else ceil(most / gateways)
 
 
 def code_of_scaling(plan: ScalingPlan | None) -> str:
-    """The version of the user's code in a scaling policy; empty if it has none."""
+    """The version of the user's code in a scaling policy; empty if the policy has no user code."""
     recipe = [] if plan is None else msgspec.json.decode(plan.recipe)
     return _joined(recipe[3].values()) if len(recipe) > 3 else ""
 
@@ -296,24 +296,24 @@ class ApplicationPlan(msgspec.Struct, frozen=True, kw_only=True):
     graph: Graph
     flow: Flow
     deployments: tuple[DeploymentPlan, ...]
-    """One per node that runs code, per shard of it, and for the ingress."""
+    """One deployment for each node that runs code (or for each shard of the node), and one for the ingress."""
     user_configs: dict[str, Any]
-    """The user configuration of each deployment that has one. It changes without a restart."""
+    """The user configuration of each deployment that has one. A user configuration changes without a restart."""
     folder: str
-    """The folder that its paths are relative to."""
+    """The folder that paths in the document are relative to."""
     scaling: ScalingPlan | None = None
-    """Scaling of the nodes that have none of their own."""
+    """The scaling of nodes that set no scaling of their own."""
     text: str
-    """The document in normalised form: equal texts are equal applications, except for their code."""
+    """The document in normalised form. Applications with equal texts are equal, except perhaps for their code."""
     warnings: tuple[ConfigWarning, ...] = ()
 
     @property
     def code(self) -> str:
-        """The version of the code of its nodes and policies."""
+        """The version of the code of all nodes and policies."""
         return _joined([*(one.code for one in self.deployments), code_of_scaling(self.scaling)])
 
     def scaled_together(self) -> dict[str, str]:
-        """Deployments that the application's own policy scales, and their nodes; for shards, only the first."""
+        """Deployments that the application's own policy scales, each with its node. Only the first shard of each."""
         leaders = {one.follows for one in self.deployments}
         return {
             one.name: one.name.removeprefix(f"{self.name}.").removesuffix(".0" if one.name in leaders else "")
@@ -330,19 +330,19 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a `Pointsman` document builds, or an `Application` document by itself."""
 
     deployments: tuple[DeploymentPlan, ...] = ()
-    """Those of applications are among them, and are `internal`."""
+    """All deployments. Deployments of applications are among them, and are `internal`."""
     applications: tuple[ApplicationPlan, ...] = ()
     application_alone: bool = False
-    """Whether it was built from an `Application` document alone."""
+    """Whether the plan was built from an `Application` document alone."""
     gateway: GatewaySpec = GatewaySpec()
     workers: tuple[WorkerSpec, ...] = ()
-    """Empty: this machine."""
+    """Empty if there is only this machine."""
     runtime: RuntimeSpec = RuntimeSpec()
     warnings: tuple[ConfigWarning, ...] = ()
     """Settings without effect, and other warnings for the author."""
 
     def sources(self) -> dict[Path, bytes]:
-        """The code of all replicas, as it took effect; empty if that of one is too large to be kept."""
+        """The code of all replicas when it took effect. Empty if the code of any deployment is too large to keep."""
         nodes = [one for application in self.applications for one in application.deployments]
         codes = [one.replica_code for one in (*self.deployments, *nodes) if one.replica_code is not None]
         if any(code.sources and not code.packed for code in codes):
@@ -351,7 +351,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def code(self) -> str:
-        """The version of the user's code that it names, of applications and policies; empty if it names none."""
+        """The version of the user's code in all applications and policies; empty if there is no user code."""
         return _joined([*(one.code for one in self.deployments), *(one.code for one in self.applications)])
 
     def desired(self) -> Desired:
@@ -395,7 +395,7 @@ class PointsmanPlan(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for worker in self.workers for name, value in worker.labels.items()}
 
     def worker_price(self) -> float | None:
-        """The price of a GPU hour on that machine; None if none is given."""
+        """The price of a GPU hour on the machine that runs the plane; None if no price is given."""
         return next((one.price_per_gpu_hour for one in self.workers if one.price_per_gpu_hour is not None), None)
 
     def user_configs(self) -> dict[str, Any]:

@@ -17,11 +17,11 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One mistake, where it is, and what to do about it."""
+    """One mistake: what it is, where it is, and what to do about it."""
 
     file: str
     line: int
-    """The line number, counted from 1; 0 is the whole file."""
+    """The line number, counted from 1. 0 stands for the whole file."""
     field: str
     message: str
 
@@ -31,7 +31,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ConfigWarning(Problem, frozen=True):
-    """A setting that is accepted and has no effect, or not the one that its author may expect."""
+    """An accepted setting that has no effect, or an effect that its author may not expect."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -44,23 +44,23 @@ class Problems:
     def __init__(self, file: str, lines: Mapping[FieldPath, int] | None = None) -> None:
         self.file = file
         self.was_in_force = False
-        """The file was applied before and must be applied again if possible: tolerate what is not essential."""
+        """Whether the file was applied before. If so, problems that are not essential are tolerated."""
         self._lines = lines if lines is not None else {}
         self._found: list[Problem] = []
         self._warnings: list[ConfigWarning] = []
 
     def add(self, path: FieldPath, message: str) -> None:
-        """Report a problem at a path. A field that is absent is reported where it would be."""
+        """Report a problem at a path. An absent field is reported where it would be."""
         problem = Problem(self.file, self.line_of(path), field_name(path), message)
         if problem not in self._found:
             self._found.append(problem)
 
     def add_at(self, line: int, message: str, path: FieldPath = ()) -> None:
-        """Report a problem at a line that the path does not give."""
+        """Report a problem at a line, for cases where the path does not give the line."""
         self._found.append(Problem(self.file, line, field_name(path), message))
 
     def warn(self, path: FieldPath, message: str) -> None:
-        """Report a warning about a setting that is accepted."""
+        """Report a warning about an accepted setting."""
         warning = ConfigWarning(self.file, self.line_of(path), field_name(path), message)
         if warning not in self._warnings:
             self._warnings.append(warning)
@@ -79,7 +79,7 @@ class Problems:
         return 0
 
     def written(self, path: FieldPath) -> bool:
-        """Whether the file has this field, even with its default value."""
+        """Whether the file contains this field, even if with the default value."""
         return path in self._lines
 
     def apart(self) -> "Problems":
@@ -98,22 +98,22 @@ class Problems:
         return iter(sorted(self._found, key=lambda problem: problem.line))
 
     def raise_if_any(self) -> None:
-        """Raise `ConfigError` with all of them, in the order of their lines."""
+        """If there are problems, raise `ConfigError` with all of them, in the order of their lines."""
         if self._found:
             raise ConfigError(list(self))
 
 
 class Names:
-    """The names of one list of a document: present, and different from each other."""
+    """Checks that each entry in one list of a document has a name, and that no two names are equal."""
 
     def __init__(self, word: str, problems: Problems, taken: Iterable[str] = ()) -> None:
-        """`taken`: names that are in use outside of the list."""
+        """`taken` are names that are in use outside the list."""
         self._word = word
         self._problems = problems
         self._lines = dict.fromkeys(taken, 0)
 
     def take(self, name: str, path: FieldPath) -> None:
-        """Check the name of the entry at a path. An INVALID one has been reported already."""
+        """Check the name of the entry at a path. An INVALID name has been reported already."""
         field = (*path, "name")
         if name == "":
             self._problems.add(field, "must not be empty")
@@ -158,8 +158,8 @@ def expected(annotation: Any) -> str:
 
 
 def found(data: Any, path: FieldPath = ()) -> str:
-    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are. Values that may be
-    secrets, by their path, are not shown."""
+    """A value in words: mappings and lists by their kind, text in quotes, numbers as they are. The value is
+    not shown if its path says that it may be a secret."""
     if isinstance(data, dict):
         return "a mapping"
     if isinstance(data, list):
@@ -170,7 +170,7 @@ def found(data: Any, path: FieldPath = ()) -> str:
 
 
 def bounds_in_words(error: msgspec.ValidationError) -> str:
-    """What a value out of bounds must be. "Expected `int` >= 1" -> must be at least 1."""
+    """What must be true of a value that is out of bounds. "Expected `int` >= 1" -> must be at least 1."""
     wanted = str(error).removeprefix("Expected ").partition(" - at ")[0].replace("`", "")
     bound = re.fullmatch(r"(?:int|float) (>=|<=|>|<) (.+)", wanted)
     return f"must be {_BOUND_WORDS[bound[1]]} {float(bound[2]):g}" if bound is not None else f"expected {wanted}"

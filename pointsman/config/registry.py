@@ -1,4 +1,4 @@
-"""Type names -> classes: built-in plugins and policies by short names, the user's own by package.module:Name.
+"""Type names -> classes: short names for built-in plugins and policies, package.module:Name for the user's own.
 
 Enters: a name as written in YAML. Leaves: a `PluginType` with its parameters. The one rule: a class needs no
 registration. Its name gives its type, and the arguments of its `__init__` are its parameters.
@@ -98,19 +98,19 @@ ELSEWHERE: dict[str, str] = {
     "disagg-headers-handler": "disagg-profile-handler sets the headers itself",
     "prefill-header-handler": "disagg-profile-handler sets the headers itself",
 }
-"""Types of the published picker that have no effect here, and why. Documents may declare them."""
+"""Types of the published picker that have no effect here, each with the reason. Documents may declare them."""
 
 REPLACED: dict[str, str] = {
     "by-label": "label-selector-filter",
 }
-"""Old types and their replacements. They influence decisions, so ignoring them would be wrong."""
+"""Old types and their replacements. These types influence decisions, so they must not be ignored."""
 
 MISSING: dict[str, str] = {
     "thunder-agent": "program-aware-fairness shares between sessions, and session-affinity-scorer keeps their instance",
     "disaggregatedset-rollout-screener": "it needs DisaggregatedSets, which only Kubernetes has",
     "k8s-notification-source": "it needs the API server that only Kubernetes has",
 }
-"""Types of the published picker that are not built in, and the alternative, or why there is none."""
+"""Types of the published picker that are not built in, each with an alternative or with the reason."""
 
 PARAMETERS_ELSEWHERE = frozenset(
     {"prefixMatchInfoProducerName", "inFlightLoadProducerName", "latencyPredictionInfoProducerName"}
@@ -118,10 +118,10 @@ PARAMETERS_ELSEWHERE = frozenset(
 """Parameters that choose among several producers of one fact. Here each fact has one producer."""
 
 STRICT_WITHOUT_PARAMETERS = frozenset({"soft-reflective-ceiling-policy"})
-"""Types without parameters ignore those they are given, except these."""
+"""A type that has no parameters ignores the parameters that a document gives it. These types refuse them."""
 
 FEATURE_GATES: dict[str, bool] = {"flowControl": False, "haPopulateNonLeaderDatastore": True}
-"""All gates, and whether they are on by default."""
+"""All feature gates, and whether each is on by default."""
 
 _PREFIX = "approx-prefix-cache-producer"
 _LOAD = "inflight-load-producer"
@@ -146,7 +146,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "mm-embeddings-cache-scorer": ("mm-embeddings-cache-producer",),
     "endpoint-attribute-filter": (_METRICS,),
 }
-"""The producers and extractors that a type needs, in the order in which they run: load is net of prefix matches."""
+"""The producers and extractors that a type needs, in the order in which they run. Load excludes prefix matches."""
 
 PLUGIN_PACKAGES = (
     "pointsman.selection.pickers",
@@ -190,7 +190,7 @@ class PluginType(msgspec.Struct, frozen=True):
     """Parameters by their names in YAML."""
     builtin: bool
     takes_anything: bool
-    """Whether it has `**kwargs`: then other parameters are passed on as they are."""
+    """Whether the class takes `**kwargs`. If so, unknown parameters are passed on unchanged."""
 
     @property
     def summary(self) -> str:
@@ -207,9 +207,9 @@ class Registry:
         self._types = {name: plugin_type(name, made) for name, made in sorted(builtin.items())}
         self._belongs = belongs
         self._wanted = wanted
-        """What a class must have to belong here, for error messages."""
+        """What a class must have to be in this registry, for error messages."""
         self._method = method
-        """The method that is called if a plain function may stand in for the class; neither may be async."""
+        """The method that a plain function may replace, if any. Neither the method nor the function may be async."""
 
     def __iter__(self) -> Iterator[PluginType]:
         return iter(self._types.values())
@@ -218,7 +218,7 @@ class Registry:
         return name in self._types
 
     def find(self, name: str, problems: Problems, path: FieldPath) -> PluginType | None:
-        """The type of this name; None after reporting why there is none."""
+        """The type with this name; None after reporting why there is no such type."""
         if ":" in name:
             return self._imported(name, problems, path)
         known = self._types.get(name)
@@ -260,7 +260,7 @@ class Registry:
 
 
 def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
-    """A class with the parameters of its signature."""
+    """The type for a class. The signature of the class gives the parameters."""
     init: Any = made.__init__  # type: ignore[misc]
     if init is object.__init__:
         return PluginType(name, made, {}, builtin, takes_anything=False)
@@ -269,7 +269,7 @@ def plugin_type(name: str, made: type, *, builtin: bool = True) -> PluginType:
 
 
 def function_type(name: str, function: Callable[..., Any]) -> PluginType:
-    """A user's function: its arguments after the first one are its parameters."""
+    """The type for a user's function. The arguments after the first one are the parameters."""
 
     def build(**given: Any) -> Callable[..., Any]:
         return partial(function, **given) if given else function
@@ -288,7 +288,7 @@ def _is_async(called: Any) -> bool:
 def _fields(called: Any, arguments: Iterable[inspect.Parameter], builtin: bool) -> dict[str, Field]:
     try:
         hints = get_type_hints(called, include_extras=True)
-    except NameError:  # a name that is imported for type checkers only
+    except NameError:  # an annotation uses a name that is imported only for type checkers
         hints = {}
     fields: dict[str, Field] = {}
     for argument in arguments:
@@ -310,7 +310,7 @@ def _field(argument: inspect.Parameter, annotation: Any, builtin: bool) -> Field
 
 
 def import_failure(module: str, error: BaseException) -> str:
-    """Why a user's module cannot be imported, and what to do."""
+    """Why a user's module cannot be imported, and what to do about it."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         if module.endswith(".py") and f"{module}.".startswith(f"{error.name}."):
             return f'"{module}" is a file; name its module, "{module.removesuffix(".py").replace("/", ".")}"'
@@ -325,7 +325,7 @@ def import_failure(module: str, error: BaseException) -> str:
 
 
 def _elsewhere(name: str, word: str) -> str:
-    """The kind of thing that has this name, if it is not the expected kind."""
+    """What else has this name, if something other than the expected kind does."""
     homes = (plugins(), policies(), scaling_policies(), engines())
     return next((home.word for home in homes if name in home and home.word != word), "")
 
@@ -353,7 +353,7 @@ def scaling_policies() -> Registry:
 
 @cache
 def unrecognised() -> Registry:
-    """An empty registry whose error message says what a user's class needs to be a policy or plugin."""
+    """An empty registry. Its error message says what a user's class must have to be a policy or a plugin."""
     wanted = (
         "it has neither the method desired_replicas(view) of a scaling policy, nor prioritize and schedule of a "
         "SchedulingPolicy, nor one of a plugin, such as a filter (rejections), scorer (scores) or picker (pick)"
@@ -368,7 +368,7 @@ def engines() -> Registry:
 
 
 def can_be_started(engine: PluginType) -> bool:
-    """Whether it can start servers, and not only read running ones."""
+    """Whether the engine can start servers, rather than only read running ones."""
     return bool(getattr(engine.build, "launchable", False))
 
 

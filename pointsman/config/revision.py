@@ -1,6 +1,6 @@
-"""The documents in force: one manifest, the applications deployed beside it, and the files of endpoints they name.
+"""The documents in force: one manifest, separately deployed applications, and the endpoint files that these name.
 
-A revision never changes: each operation returns the next one, which is checked as a whole before it takes effect.
+A revision never changes: each operation returns a new revision, which is checked as a whole before it takes effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,18 +21,18 @@ from pointsman.reasons import Reason
 
 
 class ManifestText(msgspec.Struct, frozen=True):
-    """A document as it was written. Its paths are relative to its folder."""
+    """A document as it was written. Paths in the text are relative to `folder`."""
 
     text: str
     folder: str
     file: str = ""
-    """Its name in error messages."""
+    """The name of the document in error messages."""
     code: str = ""
-    """The version of the user's code that it names, as of when it took effect; empty if it names none."""
+    """The version of the user's code when the document took effect; empty if the document names no user code."""
 
 
 NOTHING = ManifestText("kind: Pointsman\n", "/", "an empty manifest")
-"""The manifest in force if only applications were ever deployed."""
+"""The manifest in force if applications were deployed but no manifest was ever applied."""
 
 
 class Deployed(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Deployed(msgspec.Struct, frozen=True):
     plan: ApplicationPlan
 
     def is_same(self, before: "Deployed | None", stored: ManifestText) -> bool:
-        """Whether it equals the version in force, as text or as what the text builds."""
+        """Whether this application equals the version in force, either as text or as the plan that the text builds."""
         if self.document.code != stored.code:
             return False
         if (self.document.text, self.document.folder) == (stored.text, stored.folder):
@@ -52,13 +52,13 @@ class Deployed(msgspec.Struct, frozen=True):
 
 class Revision(msgspec.Struct, frozen=True):
     manifest: ManifestText | None = None
-    """None: none was ever applied."""
+    """None if no manifest was ever applied."""
     base: PointsmanPlan = PointsmanPlan()
-    """What the manifest builds."""
+    """The plan that the manifest builds."""
     deployed: Mapping[str, Deployed] = {}
-    """Applications beside the manifest, by name."""
+    """Applications that were deployed beside the manifest, by name."""
     broken: Mapping[str, Reason] = {}
-    """Stored applications that no longer load, and why."""
+    """Stored applications that no longer load, each with the reason."""
 
     @property
     def fingerprint(self) -> list[Any]:
@@ -68,7 +68,7 @@ class Revision(msgspec.Struct, frozen=True):
         return [own, *([one.text, one.folder, one.code] for one in documents if one is not None)]
 
     def changed(self, document: ManifestText, plan: PointsmanPlan) -> "tuple[Revision, list[str]]":
-        """A revision with another manifest, or another application beside it, and the deployments of that document."""
+        """A revision with a new manifest or a new application, and the names of the deployments of that document."""
         named = [one.name for one in plan.deployments]
         if plan.application_alone:
             return self.with_application(document, plan.applications[0]), named
@@ -77,19 +77,19 @@ class Revision(msgspec.Struct, frozen=True):
         ), named
 
     def with_application(self, document: ManifestText, plan: ApplicationPlan) -> "Revision":
-        """A revision with this application in place of any other of its name."""
+        """A revision with this application, which replaces an application of the same name."""
         versioned = msgspec.structs.replace(document, code=plan.code)
         deployed = {**self.deployed, plan.name: Deployed(versioned, plan)}
         return msgspec.structs.replace(self, deployed=deployed, broken=_without(self.broken, plan.name))
 
     def without_application(self, name: str) -> "Revision":
-        """A revision without a deployed application. Raises if there is none of this name."""
+        """A revision without a deployed application. Raises if no application has this name."""
         if name not in self.broken:
             self.find(name)
         return msgspec.structs.replace(self, deployed=_without(self.deployed, name), broken=_without(self.broken, name))
 
     def find(self, name: str) -> Deployed:
-        """A deployed application. Raises if there is none, or if it belongs to the manifest."""
+        """The deployed application with this name. Raises if there is none, or if it belongs to the manifest."""
         if name in self.deployed:
             return self.deployed[name]
         own = [one.name for one in self.base.applications]
@@ -102,7 +102,7 @@ class Revision(msgspec.Struct, frozen=True):
         return self.manifest, {name: one.document for name, one in self.deployed.items()}
 
     def plan(self) -> PointsmanPlan:
-        """Everything in one plan. Raises `ConfigError` where names clash or models are missing."""
+        """Everything in one plan. Raises `ConfigError` if names clash or models are missing."""
         whole = self.base.with_applications(one.plan for one in self.deployed.values())
         own = {one.name for one in self.base.applications}
         problems = [_belongs_to(self.manifest, name) for name in self.deployed if name in own]
@@ -119,17 +119,17 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 SourcesOf: TypeAlias = Callable[[ManifestText], Sources | None]
-"""The code of a stored document as of when it took effect; None if it was not kept."""
+"""Returns the code of a stored document when it took effect; None if the code was not kept."""
 
 
 def not_kept(_: ManifestText) -> None:
-    """`SourcesOf` where no sources are needed: code is what its files have now."""
+    """A `SourcesOf` for cases that need no stored sources: code is loaded from its present files."""
 
 
 def load_document(
     document: ManifestText, *, was_in_force: bool = False, sources: Sources | None = None
 ) -> PointsmanPlan:
-    """What a document builds. Raises `ConfigError`. `sources`: the code that it had; None: what its files have now."""
+    """What a document builds. Raises `ConfigError`. `sources` is its stored code; if None, present files are loaded."""
     with loaded_from(sources):
         return load_manifest(document.text, document.folder, document.file, was_in_force=was_in_force)
 
@@ -141,8 +141,8 @@ def load_revision(
     was_in_force: bool = False,
     sources_of: SourcesOf = not_kept,
 ) -> Revision:
-    """Build stored documents again. Raises `ConfigError` if the manifest does not load; an application that does not
-    is listed as broken. `was_in_force`: the manifest is not new."""
+    """Build stored documents again. Raises `ConfigError` if the manifest does not load. An application that does not
+    load is listed as broken. `was_in_force` says that the manifest is not new."""
     revision = Revision()
     if manifest is not None:
         sources = sources_of(manifest) if was_in_force else None
@@ -168,7 +168,7 @@ def first_revision(
     given: ManifestText | None,
     sources_of: SourcesOf = not_kept,
 ) -> Revision | None:
-    """The revision that a plane starts with: the stored one with the document of `up`; None if there is neither."""
+    """The revision that a plane starts with, from stored documents and that of `up`; None if both are missing."""
     if given is None:
         if stored is None:
             return None
@@ -195,12 +195,12 @@ class EndpointsFile(msgspec.Struct):
 
     path: Path
     seen: tuple[int, int, int] | None = None
-    """(inode, time of change, size) when it was last read; None if it was missing."""
+    """(inode, time of change, size) of the file when it was last read; None if the file was missing."""
     endpoints: tuple[DesiredEndpoint, ...] = ()
     problem: Reason | None = None
 
     def read(self, plan: DeploymentPlan) -> bool:
-        """Read it if it has changed. Returns whether it lists other endpoints now."""
+        """Read the file if it has changed. Returns whether it now lists other endpoints."""
         try:
             stat = self.path.stat()
         except OSError as error:
@@ -223,11 +223,11 @@ class EndpointsFile(msgspec.Struct):
 class EndpointsFiles:
     def __init__(self) -> None:
         self._files: dict[str, EndpointsFile] = {}
-        """Files by deployment."""
+        """Endpoint files by deployment."""
         self._plan = PointsmanPlan()
 
     def configure(self, plan: PointsmanPlan) -> None:
-        """Apply another plan, and read its files."""
+        """Apply a plan, and read the endpoint files that it names."""
         self._plan = plan
         before, self._files = self._files, {}
         for one in plan.deployments:
@@ -238,12 +238,12 @@ class EndpointsFiles:
         self.look()
 
     def look(self) -> bool:
-        """Read files that have changed. Returns whether other endpoints are listed now."""
+        """Read the files that have changed. Returns whether any of them now lists other endpoints."""
         changed = [self._files[plan.name].read(plan) for plan in self._plan.deployments if plan.name in self._files]
         return any(changed)
 
     def desired(self) -> Desired:
-        """The desired state of the plan, with the endpoints of the files."""
+        """The desired state according to the plan, with the endpoints that the files list."""
         wanted = {}
         for name, deployment in self._plan.desired().deployments.items():
             more = self._files[name].endpoints if name in self._files else ()
@@ -251,11 +251,11 @@ class EndpointsFiles:
         return Desired(wanted)
 
     def problems(self) -> list[Reason]:
-        """Which files cannot be read, and why."""
+        """A reason for each file that cannot be read."""
         return [file.problem for file in self._files.values() if file.problem]
 
     def copy(self) -> "EndpointsFiles":
-        """A copy to try another plan on."""
+        """A copy, for trying another plan."""
         twin = EndpointsFiles()
         twin._files = {name: msgspec.structs.replace(one) for name, one in self._files.items()}
         return twin

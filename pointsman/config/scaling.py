@@ -1,4 +1,4 @@
-"""The `scaling` of a deployment, a node or an application: a policy by its name, and limits for any policy.
+"""The `scaling` of a deployment, a node or an application: the name of a policy, and limits that apply to any policy.
 
 Enters: a section. Leaves: a plan with the policy built, or problems. The one rule: a policy inside another, such as
 max-of, is written like the outer one: {policy, parameters}.
@@ -27,20 +27,20 @@ from pointsman.scaling.policies.scheduled import Scheduled
 from pointsman.scaling.policy import DeploymentView, PolicyFunction, ScalingPolicy, Wish
 
 FIRST_WAIT_S = 300.0
-"""Default wait for a first instance, if `min` is 0."""
+"""How long requests wait for a first instance by default, if `min` is 0."""
 MIN_INTERVAL_S = 0.1
 MIN_HOURS_PER_MONTH = 28 * 24
 POLICY_FIELDS = frozenset({"policy", "parameters"})
-"""A node with one of these has its own policy."""
+"""A node that sets one of these fields has its own policy."""
 
 
 def scaling(
     spec: ScalingSpec | None, problems: Problems, path: FieldPath, *, replicas: int | None, own_policy: bool = True
 ) -> ScalingPlan | None:
-    """The plan of a section; None if there is none, or after reporting what is wrong.
+    """The plan for a section; None if there is no section, or after reporting what is wrong.
 
-    `replicas`, the field beside it, is the initial number if it is set. `own_policy`: the section has a policy of its
-    own; otherwise the policy of its application decides.
+    `replicas` is the value of the field beside the section. If it is set, it is the initial number of instances.
+    `own_policy` says that the section has its own policy. Otherwise the policy of its application decides.
     """
     if spec is None or spec is INVALID:
         return None
@@ -77,8 +77,8 @@ def scaling(
 
 
 def first_wait_s(plan: ScalingPlan | None, picker: PickerPlan | None) -> float | None:
-    """How long requests wait while there is no instance; None if their queue decides. With `min` 0 the minute of most
-    queues is too short, since many models take longer to start."""
+    """How long requests wait while there is no instance; None if the queue decides. Most queues wait a minute. If `min`
+    is 0, that is too short, because many models take longer to start."""
     if plan is None:
         return None
     has_flow_control = picker is not None and picker.flow_control is not None
@@ -121,7 +121,7 @@ class InnerPolicy(Section, frozen=True):
 
 
 class PolicyValidator(Validator):
-    """Also builds policies that are parameters of policies."""
+    """A validator that also builds policies that are parameters of other policies."""
 
     def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
         if data is not None and _is_policy(annotation):
@@ -133,15 +133,15 @@ class PolicyValidator(Validator):
 
 
 def _is_policy(annotation: Any) -> bool:
-    """Whether a parameter is a policy; a list of policies is not."""
+    """Whether a parameter is a single policy, and not a list of policies."""
     kind, _ = unmarked(annotation)
     members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return ScalingPolicy in members or PolicyFunction in members
 
 
 def policy(name: str, parameters: Mapping[str, Any], problems: Problems, path: FieldPath) -> Any:
-    """The policy of this name; INVALID after reporting what is wrong. If the document was in force before and the
-    user's module no longer loads, an `Unloadable` takes its place: the last target holds, and serving continues."""
+    """The policy with this name; INVALID after reporting what is wrong. If the document was in force before but the
+    user's module no longer loads, the result is an `Unloadable`: the last target holds, and serving continues."""
     apart = problems.apart()
     kind = scaling_policies().find(name, apart, (*path, "policy"))
     made = INVALID if kind is None else built(kind, parameters, path, PolicyValidator(apart))
@@ -162,7 +162,7 @@ class Unloadable:
 
 
 def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: FieldPath) -> None:
-    """Check that a policy makes sense with the bounds and costs of its section."""
+    """Check that a policy fits the bounds and the costs in its section."""
     most = spec.max_replicas
     for one, where in _with_inner(policy, (*path, "parameters")):
         if isinstance(one, Budget):
@@ -175,7 +175,7 @@ def _check_policy(policy: Any, spec: ScalingSpec, problems: Problems, path: Fiel
 
 
 def _with_inner(policy: Any, path: FieldPath) -> Iterator[tuple[Any, FieldPath]]:
-    """A policy and those inside it, each with the path of its parameters."""
+    """A policy and all policies inside it, each with the path of its parameters."""
     yield policy, path
     if isinstance(policy, Budget):
         yield from _with_inner(policy.policy, (*path, "policy", "parameters"))
@@ -198,8 +198,8 @@ def _check_budget(budget: Budget, spec: ScalingSpec, problems: Problems, section
 
 
 class NodeScaling:
-    """The scaling plans of nodes. A built-in policy of the application is called for each node separately; the user's
-    own is called once, with all nodes."""
+    """The scaling plans of nodes. A built-in policy of the application is called for each node separately. A policy
+    that the user wrote is called once, with all nodes."""
 
     def __init__(self, written: Mapping[str, Any] | None, problems: Problems) -> None:
         self._problems = problems
@@ -208,11 +208,11 @@ class NodeScaling:
         self._per_node = self._common is not None and self._common.policy in scaling_policies()
         made = scaling(self._common, problems, ("scaling",), replicas=None)
         self.of_application = None if self._per_node else made
-        """The plan with the policy that is called for all nodes at once; None if there is none."""
+        """The plan with the policy that is called for all nodes at once; None if there is no such policy."""
         self._broken = len(problems) > before
 
     def of(self, node: Node, path: FieldPath) -> ScalingPlan | None:
-        """The plan of a node; None if its number of replicas is fixed, or after reporting what is wrong."""
+        """The plan for a node; None if its number of replicas is fixed, or after reporting what is wrong."""
         options, where = node.options, (*path, "scaling")
         replicas = options.num_replicas if self._problems.written((*path, "replicas")) else None
         if options.scaling is None:

@@ -1,6 +1,6 @@
 """The documents as types: `Pointsman`, `Application`, and the published `EndpointPickerConfig`.
 
-Fields are snake case here and camel case in YAML. A section that another package declares has that package's type.
+Fields are in snake case here and in camel case in YAML. If another package declares a section, its type is used.
 """
 
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ from pointsman.routing.shadow import BUDGET
 from pointsman.routing.user_code import TIME_LIMIT_S
 from pointsman.scaling.limits import MetricQuery, ScalingLimits
 
-# The published `EndpointPickerConfig`; a field that ends in "ref" holds the name of a plugin
+# The published `EndpointPickerConfig`. A field whose name ends in "ref" holds the name of a plugin
 
 # ruff: noqa: RUF012 (each struct gets its own empty list or mapping)
 
@@ -44,10 +44,10 @@ class PluginSpec(Section, frozen=True):
     type: str
     """A built-in type, or your own class as package.module:Name."""
     name: str = ""
-    """The name in references; default: its type."""
+    """The name that references use. The default is the type."""
     parameters: dict[str, Any] = {}
     weight: float = 1.0
-    """The weight of its scores in profiles without one; the published picker has weights in profiles only."""
+    """The weight of the scores in profiles that set no weight. The published picker has weights only in profiles."""
 
 
 class ProfileEntry(Section, frozen=True):
@@ -55,7 +55,7 @@ class ProfileEntry(Section, frozen=True):
 
     plugin_ref: str
     weight: float | None = None
-    """The weight of its scores, if it is a scorer."""
+    """The weight of the scores, if the plugin is a scorer."""
 
 
 class ProfileSpec(Section, frozen=True):
@@ -172,9 +172,9 @@ class PickerBody(Section, frozen=True):
     data_layer: DataLayerSpec | None = None
     request_handler: RequestHandlerSpec | None = None
     saturation_detector: DetectorRef | None = None
-    """Old form; used if flowControl.saturationDetector is unset."""
+    """The old form, which is used if flowControl.saturationDetector is unset."""
     parser: Annotated[PluginName | None, NoEffect(_READ)] = None
-    """Old form; used if requestHandler.parsers is unset."""
+    """The old form, which is used if requestHandler.parsers is unset."""
 
 
 PickerVersion = Literal["llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1"]
@@ -198,7 +198,7 @@ class EndpointSpec(DesiredEndpoint, frozen=True, kw_only=True):
     """A server that is already running."""
 
     name: str = ""
-    """Its name in the id of its instance; default: its host and port."""
+    """The name that the id of the instance contains. The default is the host and port."""
 
 
 class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
@@ -207,15 +207,15 @@ class PlacementSpec(PlacementRules, frozen=True, kw_only=True):
     arrangement: Arrangement = Arrangement.SPREAD
     selector: SelectorSpec = SelectorSpec()
     tiers: list[TierName] = []
-    """Ways to fit, in order; empty: those that the fields below allow."""
+    """Ways to fit, in order. If empty, all ways that the fields below allow."""
     gpus: list[str] = []
-    """Only these GPUs, as worker/0; empty: any."""
+    """The only GPUs that instances may have, such as worker/0. If empty, any GPU."""
     resources: ResourcesSpec | None = None
-    """Default: an estimate from the files of the model."""
+    """The need of an instance. The default is an estimate from the files of the model."""
     model_files: FileOrName = ""
-    """The files to estimate from; default: those that the engine loads."""
+    """The files to estimate from. The default is the files that the engine loads."""
     context: Count | None = None
-    """Tokens per request, for the estimate; default: those of the engine. `concurrency`: requests at once."""
+    """Tokens per request, for the estimate; by default as the engine is set. `concurrency` is requests at once."""
     concurrency: Count | None = None
 
 
@@ -232,12 +232,12 @@ class TenantSpec(Section, frozen=True):
     name: str
     requests_per_minute: Above0 | None = None
     tokens_per_minute: Above0 | None = None
-    """Prompt and response together."""
+    """Tokens of prompts and responses together."""
     cost_budget: Above0 | None = None
     """Maximum cost of its requests per `cost_period`."""
     cost_period: Time = 86400.0
     max_priority: int | None = None
-    """A higher priority is lowered to this."""
+    """The highest priority that requests can have. A higher priority is lowered to this one."""
 
 
 class KeySpec(Section, frozen=True):
@@ -246,7 +246,7 @@ class KeySpec(Section, frozen=True):
     sha256: str
     tenant: str
     name: str = ""
-    """A name for logs."""
+    """The name of the key in logs."""
 
 
 class PriceSpec(Section, frozen=True):
@@ -255,14 +255,14 @@ class PriceSpec(Section, frozen=True):
 
     per_gpu_hour: Amount | None = None
     per_instance_hour: Amount | None = None
-    """Price of the whole instance instead of `per_gpu_hour`; for instances on CPUs."""
+    """The price of a whole instance, instead of `per_gpu_hour`; meant for instances on CPUs."""
     tokens_per_second: Above0 | None = None
-    """Throughput of an instance until it is measured; default: 1,000 per GPU, 50 on CPUs."""
+    """Throughput of an instance until it is measured. The default is 1,000 per GPU and 50 on CPUs."""
     per_million_input_tokens: Amount = 0.0
     per_million_output_tokens: Amount = 0.0
     assumed_output_tokens: Count | None = None
-    """Tokens reserved for an answer whose request sets no limit; default: what the engine's parameters allow, else
-    4096."""
+    """Tokens reserved for an answer whose request sets no limit. The default is what the engine's parameters allow, or
+    else 4096."""
 
 
 class LimitsSpec(Section, frozen=True):
@@ -270,20 +270,20 @@ class LimitsSpec(Section, frozen=True):
 
     max_header_bytes: Bytes = 64 * 1024
     max_headers: Count = 200
-    """Header lines of one request."""
+    """Maximum number of header lines in one request."""
     max_body_bytes: Bytes = 32 * 1024 * 1024
     max_chunks: Count = 100_000
-    """Chunks of one body."""
+    """Maximum number of chunks in one body."""
     max_connections: Count | None = None
-    """Default: 10,000, or as many as the limit on open files allows."""
+    """The default is 10,000, or as many as the limit on open files allows."""
     header_timeout: Time = 10.0
-    """Maximum time from the first byte of a request to the end of its headers, and from connecting to that byte."""
+    """Maximum time from connecting to the first byte of a request, and from that byte to the end of the headers."""
     body_timeout: Time = 60.0
     """Maximum time from the end of the headers to the end of the body."""
     idle_timeout: Time = 75.0
     """Maximum time between two requests on one connection."""
     write_timeout: Time = 60.0
-    """A client that does not read its response for this long is disconnected."""
+    """If a client does not read its response for this long, it is disconnected."""
 
 
 class UpstreamSpec(Section, frozen=True):
@@ -291,14 +291,14 @@ class UpstreamSpec(Section, frozen=True):
 
     connect_timeout: Time = 2.0
     first_token_timeout: Time = 300.0
-    """Maximum time from sending a request to its response: the first event with data of a stream, else all of it."""
+    """Maximum time from sending a request to the first event with data, or to a whole response if not a stream."""
     stall_timeout: Time = 60.0
-    """Maximum time between two events with data of a stream; of a longer response, for each 64 KiB."""
+    """Maximum time between two events with data in a stream, or for each 64 KiB of a longer response."""
     idle_timeout: Time = 30.0
-    """Unused connections are closed after this time."""
+    """Connections that are unused for this long are closed."""
     max_tries: Count = DEFAULT_SETTINGS.max_tries
     retry_budget: Amount = 0.2
-    """Maximum retries per request over the last minutes, beyond a few that are always allowed."""
+    """Maximum retries per request over the last minutes, in addition to a few that are always allowed."""
 
 
 PATHS = (
@@ -307,49 +307,49 @@ PATHS = (
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
     "/v1/images/generations", "/v1/images/edits",
 )  # fmt: skip
-"""Paths of vLLM, and of other engines that have the same ones."""
+"""Paths that vLLM serves, and other engines with the same paths."""
 
 
 EACH_NODE = "node"
-"""A host to listen at: it stands for the address of each node that has a gateway."""
+"""A host to listen at. It stands for the address of each node that has a gateway."""
 
 
 class GatewaySpec(Section, frozen=True):
     """Where requests enter."""
 
     listen: str = "127.0.0.1:8080"
-    """host:port; port 0 takes a free one; node:8080 is the address of each of `nodes`."""
+    """host:port. Port 0 takes a free port. node:8080 stands for the address of each node in `nodes`."""
     processes: Count = 1
-    """Processes that serve clients; with several, the process of the plane serves none itself."""
+    """Number of processes that serve clients. If there are several, the plane's own process serves no clients."""
     nodes: list[str] = []
-    """Nodes of a cluster that have gateways, `processes` on each; empty: one gateway, in the process of the plane."""
+    """Nodes of a cluster that have gateways, `processes` on each. If empty, only the plane's machine has a gateway."""
     grpc_listen: str = ""
-    """host:port for gRPC; empty: none."""
+    """host:port for gRPC. If empty, gRPC is not served."""
     tls: TlsSpec | None = None
     admin_key_sha256: str = ""
-    """Serves /admin/v1 over HTTP to clients with this key; empty: the admin API is on a local socket only."""
+    """Clients with this key may use /admin/v1 over HTTP. If empty, the admin API is only on a local socket."""
     keys: list[KeySpec] = []
-    """Empty: no key is needed."""
+    """If empty, clients need no key."""
     tenants: list[TenantSpec] = []
     limits: LimitsSpec = LimitsSpec()
     max_buffered_bytes: Bytes = 512 * 1024 * 1024
-    """Bytes of requests in memory, for all clients together. Requests beyond it are refused with 503."""
+    """Bytes of requests in memory, for all clients together. Requests beyond the limit are refused with 503."""
     allowed_hosts: list[str] = []
-    """Names, besides those of this machine, that browsers and clients may use in Host and Origin."""
+    """Names that browsers and clients may use in Host and Origin, besides the names of this machine."""
     public_pages: bool | None = None
-    """Serve /metrics and schemas of applications without a key; default: unless there are keys and it listens beyond
-    this machine."""
+    """Whether /metrics and schemas of applications need no key. By default they need a key only if there are keys and
+    the gateway listens beyond this machine."""
     paths: tuple[str, ...] = PATHS
-    """More paths of engines that are passed on to instances, besides those of OpenAI's and Anthropic's APIs."""
+    """More paths that are passed on to instances, besides the paths of OpenAI's and Anthropic's APIs."""
     upstream: UpstreamSpec = UpstreamSpec()
     drain_timeout: Time = 30.0
-    """Time that running streams get to end after SIGTERM."""
+    """Time that running streams have to end after SIGTERM."""
     keep_records: Count = DEFAULT_SETTINGS.keep_records
-    """Records of requests kept per deployment, the newest."""
+    """Number of the newest records of requests that are kept per deployment."""
     max_record_bytes: Size = 64 * 1024 * 1024
-    """Records of requests on disk, for the next plane; 0: none."""
+    """Bytes of records that are kept on disk for the next plane. 0 keeps no records on disk."""
     max_prefix_index_bytes: Bytes = MAX_INDEX_BYTES
-    """Memory for what instances have in their prefix caches, whatever they report; for all deployments together."""
+    """Memory for the index of prefix caches, for all deployments together. It holds whatever instances report."""
 
 
 class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
@@ -360,7 +360,7 @@ class ScalingSpec(ScalingLimits, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
     max_replicas: Annotated[Count, Spelled("max")]
     cost_per_replica_hour: Amount | None = None
-    """Cost of a replica, for policies that consider it."""
+    """Cost of a replica, for policies that consider costs."""
     metrics: list[MetricQuery] = []
 
 
@@ -383,7 +383,7 @@ class SchedulingSpec(PolicySpec, frozen=True):
     """How requests of a deployment are scheduled: by a policy, or by the plugins of an EndpointPickerConfig."""
 
     time_limit: Time = TIME_LIMIT_S
-    """Time limit of one call of a policy or plugin of your own; built-in ones have none."""
+    """Time limit for one call to your own policy or plugin. Built-in policies and plugins have no time limit."""
     shadow: list[CandidateSpec | str] = []
     """Candidates that decide without acting: files, names of policies, or sections."""
     shadow_budget: Above0 = BUDGET
@@ -397,24 +397,24 @@ class DeploymentSpec(Section, frozen=True):
     model: str
     """The name that clients use."""
     aliases: list[str] = []
-    """More names that clients may use; engines get the name that they serve."""
+    """More names that clients may use. An engine always gets the name that it serves."""
     adapters: list[str] = []
-    """LoRA adapters that the engine serves, by the names that clients and the engine use."""
+    """LoRA adapters that the engine serves. Clients and the engine use the same names."""
     replicas: Number = 1
-    """Instances of `engine` to run."""
+    """Number of instances of `engine` to run."""
     engine: DesiredEngine | None = None
     endpoints: list[EndpointSpec] = []
-    """Servers that are already running; in addition to those of `engine`, or instead of them."""
+    """Servers that are already running, in addition to the instances of `engine` or instead of them."""
     endpoints_file: Annotated[str, FileName(must_exist=False)] = ""
-    """A YAML list of more endpoints, watched for changes."""
+    """A file with a YAML list of more endpoints. The file is watched for changes."""
     max_concurrency: Count | None = None
-    """Requests at once on each instance; default: that of the engine."""
+    """Maximum number of requests at once on each instance. The default is the engine's number."""
     labels: dict[str, str] = {}
     lifecycle: Lifecycle = Lifecycle()
     placement: PlacementSpec = PlacementSpec()
     price: PriceSpec | None = None
     scaling: ScalingSpec | None = None
-    """Default: the number is always `replicas`."""
+    """How the number of instances changes. By default it is always `replicas`."""
     scheduling: SchedulingSpec | None = None
 
 
@@ -424,12 +424,12 @@ class Pointsman(Section, frozen=True):
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Pointsman"] = "Pointsman"
     workers: list[WorkerSpec] = []
-    """Empty: this machine."""
+    """If empty, there is only this machine."""
     runtime: RuntimeSpec | RuntimeType = RuntimeSpec()
-    """Its type, or more. Takes effect when the plane starts."""
+    """The type of the runtime, or a whole section. Changes take effect when the plane starts."""
     deployments: list[DeploymentSpec] = []
     applications: list[ExistingFile] = []
-    """Files of `Application` documents, each a pipeline."""
+    """Files with `Application` documents. Each document is a pipeline."""
     gateway: GatewaySpec = GatewaySpec()
 
 
@@ -438,17 +438,17 @@ class NodeSpec(NodeOptions, frozen=True, kw_only=True):
 
     name: str
     class_: Annotated[str, Spelled("class")] = ""
-    """path/to/file.py:Name, relative to this file, or package.module:Name."""
+    """path/to/file.py:Name (relative to this file) or package.module:Name."""
     function: str = ""
     model: str = ""
-    """A model, or an alias of one, that the manifest serves."""
+    """A model that the manifest serves, by its name or an alias."""
     args: list[Any] = []
-    """Arguments of the class: plain data; {$handle: NODE} is a handle to another node."""
+    """Arguments of the class, as plain data. {$handle: NODE} is a handle to another node."""
     kwargs: dict[str, Any] = {}
     version: str = ""
-    """Version of the code. Replicas of another version are replaced."""
+    """Version of the code. Replicas with another version are replaced."""
     joins: bool = False
-    """Whether its method `join` gets the results of its shards."""
+    """Whether the method `join` of the class gets the results of all shards."""
 
 
 class CallSpec(Section, frozen=True, kw_only=True):
@@ -458,7 +458,7 @@ class CallSpec(Section, frozen=True, kw_only=True):
     node: str
     method: str = CALL
     args: list[Any] = []
-    """{$input: [0]} is a part of the input, {$step: ID} the result of an earlier call."""
+    """Arguments. {$input: [0]} is a part of the input, and {$step: ID} is the result of an earlier call."""
     kwargs: dict[str, Any] = {}
 
 
@@ -466,9 +466,9 @@ class IngressSpec(NodeOptions, frozen=True, kw_only=True):
     """The first stage of HTTP requests, if it has a preprocessor or a schema."""
 
     preprocessor: str = ""
-    """The function that builds the input from a request; default: its JSON is the input."""
+    """The function that builds the input from a request. By default the JSON of the request is the input."""
     schema: str = ""
-    """The class that the input must be an instance of."""
+    """The class of which the input must be an instance."""
     version: str = ""
 
 
@@ -478,17 +478,17 @@ class ApplicationDocument(Section, frozen=True, kw_only=True):
     api_version: Literal["pointsman/v1alpha1"] = "pointsman/v1alpha1"
     kind: Literal["Application"] = "Application"
     name: str
-    """Its path on the gateway is /NAME."""
+    """The name. The path of the application on the gateway is /NAME."""
     nodes: list[NodeSpec]
     calls: list[CallSpec] = []
     """The calls, in order of execution."""
     output: Any
-    """Usually {$step: ID} of the last call; several are a list or a mapping."""
+    """Usually {$step: ID} for the last call. Several results are written as a list or a mapping."""
     ingress: IngressSpec = IngressSpec()
     python_path: list[str] = []
-    """More folders of modules, relative to this file."""
+    """More folders with modules, relative to this file."""
     scaling: dict[str, Any] | None = None
-    """One scaling section for all nodes: the policy gets them all, and the limits apply to nodes without their own."""
+    """A scaling section for all nodes. Its policy gets all nodes. Its limits apply to nodes without their own."""
 
 
 KINDS: dict[str, type[Section]] = {

@@ -1,7 +1,7 @@
-"""Plain data -> typed values, collecting every problem on the way.
+"""Plain data -> typed values. Every problem on the way is collected.
 
-Enters: data as YAML gives it, and a type. Leaves: the value, or `INVALID` where there is none; then the collector has
-at least one more problem. The one rule: never stop at the first problem.
+Enters: data as YAML gives it, and a type. Leaves: the value, or `INVALID` if the data is wrong. In that
+case the collector has at least one more problem. The one rule: never stop at the first problem.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from pointsman.parameters import (
 
 T = TypeVar("T")
 Resolve = Callable[[str, PluginRef, FieldPath], Any]
-"""The plugin of a name, or INVALID after reporting a problem."""
+"""Returns the plugin with a name, or INVALID after reporting a problem."""
 
 
 class Section(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True):
@@ -57,14 +57,14 @@ class Field(msgspec.Struct, frozen=True):
 
     name: str
     spellings: Sequence[str]
-    """The first is the one to write."""
+    """All accepted spellings. The first is the preferred one."""
     annotation: Any
     optional: bool
     default: Any = None
 
     @property
     def null_is_default(self) -> bool:
-        """Whether null counts as absent, because None is not a value of its type."""
+        """Whether null counts as absent because None is not a value of the field's type."""
         return self.optional and not _may_be_none(unmarked(self.annotation)[0])
 
 
@@ -85,9 +85,9 @@ class Validator:
         self.problems = problems
         self._scalars = Scalars(problems)
         self._resolve = resolve
-        """None: references stay names."""
+        """How references become plugins. If None, references stay names."""
         self._folder = folder
-        """The folder that paths are relative to. None: they stay as they are."""
+        """The folder that paths are relative to. If None, paths stay as they are."""
 
     def value(self, data: Any, annotation: Any, path: FieldPath) -> Any:
         """The data as a value of this type."""
@@ -108,7 +108,7 @@ class Validator:
         return self._scalars.bounded(value, data, annotation, path) if bounded else value
 
     def fields(self, data: Any, fields: Mapping[str, Field], path: FieldPath, *, kind: str = "field") -> dict[str, Any]:
-        """The values of named fields, by their names in Python, without optional fields that are absent."""
+        """The values of named fields, by their names in Python. Absent optional fields are left out."""
         if not isinstance(data, dict):
             self.problems.add(path, f"expected a mapping (field: value), found {found(data, path)}")
             return {}
@@ -157,7 +157,7 @@ class Validator:
     def _struct(self, data: Any, kind: type[msgspec.Struct], path: FieldPath) -> Any:
         before = len(self.problems)
         values = self.fields(data, fields_of(kind), path)
-        # An incomplete struct lets the rest of the loader check the fields that are there, and find more problems.
+        # With an incomplete struct, the rest of the loader can check the present fields and find more problems.
         if not isinstance(data, dict) or (len(self.problems) > before and hasattr(kind, "__post_init__")):
             return INVALID
         try:
@@ -183,7 +183,7 @@ class Validator:
     def _one_of(self, data: Any, members: list[Any], path: FieldPath) -> Any:
         if len(members) == 1:
             return self.value(data, members[0], path)
-        for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration before it is text
+        for member in sorted(members, key=lambda member: member is str):  # "5s" is a duration, not text
             apart = self.problems.apart()
             value = type(self)(apart, self._resolve, self._folder).value(data, member, path)
             if not apart:
@@ -218,7 +218,7 @@ class Scalars:
             return self.unexpected(data, kind, path)
 
     def choice(self, data: Any, kind: Any, path: FieldPath) -> Any:
-        """One of the values of a `Literal` or an `Enum`."""
+        """A value of a `Literal` or an `Enum`."""
         choices: dict[Any, Any] = {choice: choice for choice in get_args(kind)} or {c.value: c for c in kind}
         for choice, value in choices.items():
             if type(choice) is type(data) and choice == data:
@@ -239,13 +239,13 @@ class Scalars:
         return read(str(data)) if read is quantity else float(data)
 
     def file(self, name: str, folder: Path, mark: FileName, path: FieldPath) -> Any:
-        """The absolute path of a file, or a name."""
+        """The absolute path of a file, or the name if it does not mean a file."""
         if name.startswith("package:") or not name:
             return name
         try:
             file = folder / Path(name).expanduser()
             exists = file.exists()
-        except (OSError, RuntimeError) as error:  # not permitted, or ~user of an unknown user
+        except (OSError, RuntimeError) as error:  # access is not permitted, or the user in ~user is unknown
             why = system_reason(error) if isinstance(error, OSError) else error
             return self._reject(path, f"cannot look for {found(name, path)}: {why}")
         if mark.or_name:

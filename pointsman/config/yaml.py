@@ -20,21 +20,21 @@ from pointsman.config.validation import INVALID, Section, Validator
 from pointsman.errors import ConfigError, did_you_mean, text_of_file, why_unusable
 
 MAX_VALUES = 100_000
-"""A document with more is a mistake, or an attack that repeats an anchor again and again."""
+"""A document with more values is a mistake, or an attack that repeats an anchor again and again."""
 MAX_DEPTH = 100
-"""Composing a document is recursive, in C: deeper nesting would crash the process."""
+"""The maximum nesting. PyYAML composes documents recursively, in C: deeper nesting would crash the process."""
 OWN_FIELDS: Mapping[str, frozenset[str]] = {
     "Pointsman": frozenset({"deployments", "gateway", "workers", "applications"}),
     "Application": frozenset({"nodes", "calls", "output", "ingress"}),
 }
-"""Fields by which our documents are recognised if they have no `kind`."""
+"""The fields by which a document without a `kind` is recognised as one of ours."""
 PICKER_FIELDS = frozenset({"plugins", "schedulingProfiles"})
 ELSEWHERE = {
     "EndpointPickerConfig": "an EndpointPickerConfig, which is part of a manifest: write its fields under "
     "deployments[].scheduling.config, of the deployment whose requests it schedules",
     "Fleet": "a fleet, which is not part of a manifest; use it with --fleet of the command place",
 }
-"""Kinds of documents that belong elsewhere, with what they are and where they go."""
+"""Kinds of documents that belong elsewhere: what each kind is, and where it belongs."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -47,14 +47,14 @@ def text_of(path: Path) -> str:
     except OSError as error:
         line, why = 0, why_unusable(path, error)
     except UnicodeDecodeError as error:
-        is_binary = b"\0" in error.object  # a binary file has no lines
+        is_binary = b"\0" in error.object  # line numbers mean nothing in a binary file
         line = 0 if is_binary else error.object.count(b"\n", 0, error.start) + 1
         why = why_unusable(path, error)
     raise ConfigError([Problem(str(path), line, "", f"cannot be read: {why}")])
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Problems]:
-    """The data (None if the document is empty), and a collector with its lines and the problems so far."""
+    """The data (None if the document is empty), and a collector with the lines of the data and all problems so far."""
     lines: dict[FieldPath, int] = {}
     problems = Problems(file, lines)
     try:
@@ -110,7 +110,7 @@ class _Reader:
     def _pairs(self, node: yaml.MappingNode, path: FieldPath) -> Iterator[tuple[str, yaml.Node]]:
         self._report_repeated_keys(node, path)
         try:
-            self._constructor.flatten_mapping(node)  # merged keys come first, so that own keys win
+            self._constructor.flatten_mapping(node)  # merged keys come first: own keys override them
         except ConstructorError as error:
             self._problems.add_at(_line(error), f"a merge (<<) needs a mapping: {error.problem}", path)
         for key, child in node.value:
@@ -135,7 +135,7 @@ class _Reader:
         if tag == "timestamp" or (tag in ("int", "float") and ":" in text):
             return text  # 2026-01-01 and 1:30 are text, not a date or a sexagesimal number
         if tag == "str" and not node.style and _EXPONENT.fullmatch(text):
-            return float(text)  # YAML 1.1 demands a dot in 1e9
+            return float(text)  # YAML 1.1 would read 1e9 as text, because it has no dot
         try:
             return self._constructor.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
@@ -168,8 +168,8 @@ def document_of(
     was_in_force: bool = False,
     empty: str = "",
 ) -> tuple[Any, Problems]:
-    """The document, as far as it can be read, and its problems. Its paths are relative to `folder`. `empty` says what
-    is wrong with a document without content; if it is empty itself, such a document has all defaults."""
+    """The document, as far as it can be read, and its problems. Paths in the document are relative to `folder`. `empty`
+    is the problem to report if the document has no content. Without it, such a document has all defaults."""
     text, name = (source, "<text>") if isinstance(source, str) else (text_of(source), str(source))
     data, problems = read_yaml(text, file or name)
     problems.was_in_force = was_in_force
@@ -187,7 +187,7 @@ def document_of(
 
 
 def folder_of(source: Path | str, folder: Path | str | None) -> Path:
-    """The folder that paths in a document are relative to: that of its file; for text, the current one."""
+    """The folder that paths in a document are relative to: by default that of its file; for text, the current one."""
     if folder is None:
         folder = Path() if isinstance(source, str) else source.parent
     return Path(folder).absolute()
@@ -195,7 +195,7 @@ def folder_of(source: Path | str, folder: Path | str | None) -> Path:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Make modules beside the document importable: they may have the user's own classes."""
+    """Make modules in the document's folder importable: they may contain the user's own classes."""
     entry = str(folder)
     if entry in sys.path:
         yield
@@ -208,7 +208,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def _kind(data: dict[str, Any], kinds: Mapping[str, type[Section]], problems: Problems) -> str:
-    """The kind of a document. If it is misspelled or missing, the likeliest kind, so that the rest is checked too."""
+    """The kind of a document. If the kind is misspelled or missing, the likeliest kind, so that the rest is checked."""
     kind = data.get("kind")
     if isinstance(kind, str) and kind in kinds:
         return kind

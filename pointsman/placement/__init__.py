@@ -1,7 +1,7 @@
 """Placement: what an instance needs, where it fits, which place is best, and why.
 
-Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals with the reason of every worker. The one
-rule: a claim is what the instance really needs, and unless the ask overcommits, the fleet has room for it.
+Enters: a fleet (workers, GPUs, claims) and asks. Leaves: places, or refusals with a reason for every worker. The one
+rule: a claim is what the instance really needs, and the fleet has room for each claim unless the ask overcommits.
 """
 
 from pointsman.placement.asks import Arrangement, Ask, Claim, EngineAbility, Need, Place, Tier

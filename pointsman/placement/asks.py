@@ -1,4 +1,4 @@
-"""Requests to the placer: an instance that needs a place, and where it may be."""
+"""Requests to the placer. Each describes an instance that needs a place, and where the instance may be."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pointsman.parameters import Amount, Count
 from pointsman.reasons import Reason
 from pointsman.selection import LabelSelector
 
-# What one instance of a model needs, and how that divides over GPUs, stages and the memory of the machine.
+# What one instance of a model needs, and how that need divides among GPUs, stages and the memory of the machine.
 #
 # Enters: sizes of parts, from the model's files or from the manifest. Leaves: bytes per GPU for any way to split it.
 
@@ -30,21 +30,21 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     kv_layer_bytes: tuple[int, ...] = ()
     """The KV cache of each layer, for the requested context and concurrency."""
     kv_splits: int = 1
-    """Number of parts that tensor parallelism can divide the KV cache into: its KV heads; more GPUs have replicas."""
+    """Number of parts into which tensor parallelism can divide the KV cache: its KV heads. More GPUs hold copies."""
     activation_bytes: int = 0
     """Bytes on each GPU for the activations of one step."""
     overhead_bytes: int = 0
     """Bytes on each GPU for the engine itself."""
     host_bytes: int = 0
-    """Bytes of the machine's memory, wherever the model is."""
+    """Bytes of the machine's memory that are needed even if the model is on GPUs."""
     context: int = 0
     """Tokens per request that the KV cache is sized for; 0 without a KV cache."""
     tensor_parallel_sizes: tuple[int, ...] = (1,)
-    """Numbers of GPUs that its heads and its vocabulary can be divided among, ascending."""
+    """Numbers of GPUs among which the heads and the vocabulary can be divided, ascending."""
 
     @classmethod
     def fixed(cls, gpu_bytes: int = 0, host_bytes: int = 0, gpus: int = 1, model: str = "", stages: int = 1) -> "Need":
-        """`gpu_bytes` on each of `gpus` GPUs of each stage, which cannot be divided otherwise."""
+        """A need of `gpu_bytes` on each of `gpus` GPUs in each stage, which cannot be divided in another way."""
         return cls(
             model=model,
             layer_bytes=(gpu_bytes * gpus,) * stages,
@@ -80,18 +80,18 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         return self.stage_bytes(0, self.layers, tp)
 
     def with_context(self, context: int) -> "Need":
-        """The same for another context, with a KV cache in proportion: an approximation if layers have windows."""
+        """The need for another context. The KV cache changes in proportion: an approximation if layers have windows."""
         scale = [-(-size * context // self.context) if self.context else size for size in self.kv_layer_bytes]
         return msgspec.structs.replace(self, context=context, kv_layer_bytes=tuple(scale))
 
     def staged(self, tp: int, free_bytes: Sequence[int]) -> tuple[int, ...] | None:
-        """Layers of each pipeline stage, in this order, of `tp` GPUs with `free_bytes` on each: as even as the room
-        allows. None if they do not hold the model with at least one layer each."""
+        """Layers in each pipeline stage, as even as the room allows. A stage has `tp` GPUs. `free_bytes` is the room on
+        each of its GPUs, stage by stage. None if the stages do not hold the model with at least one layer each."""
         return Cuts(self, tp).evened(free_bytes)
 
     def offloaded(self, gpu_layers: int) -> tuple[int, int]:
-        """(GPU bytes, bytes of the machine's memory) with the last `gpu_layers` layers on one GPU and the others, with
-        their KV cache, on the CPU. The output is on the GPU if all layers are."""
+        """(GPU bytes, bytes of the machine's memory) if the last `gpu_layers` layers are on one GPU. The other layers
+        and their KV cache are on the CPU. The output is on the GPU only if all layers are."""
         start = self.layers - gpu_layers
         gpu = sum(self.layer_bytes[start:]) + sum(self.kv_layer_bytes[start:])
         gpu += self.activation_bytes + self.overhead_bytes if gpu_layers else 0
@@ -104,12 +104,12 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_bytes(self) -> int:
-        """Memory of the machine if no GPU is used."""
+        """Bytes of the machine's memory if no GPU is used."""
         return self.offloaded(0)[1]
 
 
 class Cuts:
-    """Cuts the layers of a need into stages of `tp` GPUs each. Sums are computed once."""
+    """Cuts the layers of a need into stages with `tp` GPUs each. Sums are computed once."""
 
     def __init__(self, need: Need, tp: int) -> None:
         self.layers = need.layers
@@ -119,23 +119,23 @@ class Cuts:
         self._kv = [0, *accumulate(kv)]
         self._tp, self._kv_parts = tp, min(tp, need.kv_splits)
         self.fixed_bytes = need.activation_bytes + need.overhead_bytes
-        """Bytes on each GPU of any stage."""
+        """Bytes that every stage needs on each GPU, regardless of its layers."""
         each = zip(accumulate(sorted(need.layer_bytes)), accumulate(sorted(kv)), strict=True)
         self.least_bytes = [self.fixed_bytes + weights / tp + part / self._kv_parts for weights, part in each]
-        """Minimum bytes on each GPU of a stage of one, two, three... layers, whichever layers they are."""
+        """Minimum bytes on each GPU of a stage with one, two, three... layers, whichever layers these are."""
 
     def stage_bytes(self, start: int, stop: int) -> int:
-        """The same as `Need.stage_bytes`."""
+        """Computes the same as `Need.stage_bytes`."""
         weights, kv = self._weights[stop] - self._weights[start], self._kv[stop] - self._kv[start]
         return -(-weights // self._tp) + -(-kv // self._kv_parts) + self.fixed_bytes
 
     def reach(self, start: int, room: float) -> int:
-        """Where a stage ends that starts here and takes as many layers as its room allows; `start` if none fits."""
+        """The end of a stage that begins at `start` and takes all layers that fit in `room`; `start` if none fits."""
         stops = range(start + 1, self.layers + 1)
         return start + bisect_right(stops, room, key=lambda stop: self.stage_bytes(start, stop))
 
     def filled(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
-        """Layers per stage if each takes as many as it can and leaves at least one for each that follows."""
+        """Layers per stage if each stage takes as many as it can, but leaves one for each later stage."""
         start, taken = 0, []
         for following in range(len(rooms) - 1, -1, -1):
             stop = min(self.reach(start, rooms[-1 - following]), self.layers - following)
@@ -146,7 +146,7 @@ class Cuts:
         return tuple(taken) if start == self.layers else None
 
     def evened(self, rooms: Sequence[float]) -> tuple[int, ...] | None:
-        """Layers per stage that minimise how full the fullest stage is, as a share of its room."""
+        """The layers per stage that keep the fullest stage as empty as possible, as a share of its room."""
         best = self.filled(rooms)
         low, high = 0.0, 1.0
         for _ in range(20 if best else 0):
@@ -170,22 +170,22 @@ class Tier(Enum):
 
     @property
     def written(self) -> str:
-        """Its name in documents: one-gpu, several-gpus..."""
+        """The name of the tier in documents: one-gpu, several-gpus..."""
         return self.name.lower().replace("_", "-")
 
 
 TierName = Literal["one-gpu", "several-gpus", "several-workers", "partial-offload", "cpu"]
 GENERATIONS = "generations"
-"""`mixed_gpus`: GPUs of different generations may be mixed too."""
+"""The value of `mixed_gpus` that also allows GPUs of different generations in one instance."""
 
 
 class Arrangement(Enum):
     """How instances are laid out over the fleet."""
 
     SPREAD = "spread"
-    """Use many workers, so that the loss of one costs little."""
+    """Use many workers, so that the loss of a worker costs little."""
     BINPACK = "binpack"
-    """Use few GPUs and workers, so that large holes stay whole."""
+    """Use few GPUs and workers, so that large free parts stay whole."""
 
 
 class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,11 +193,11 @@ class EngineAbility(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str = ""
     vendors: frozenset[str] = frozenset({"nvidia", "amd"})
-    """Vendors of the GPUs that it runs on."""
+    """Vendors of the GPUs that the engine runs on."""
     needs_gpu: bool = True
     tensor_parallel: bool = True
     layer_split: bool = False
-    """Whether it assigns whole layers to each GPU of a worker."""
+    """Whether the engine assigns whole layers to each GPU of a worker."""
     distributed: bool = True
     """Whether one instance may span several workers."""
     partial_offload: bool = False
@@ -210,13 +210,13 @@ class EngineDemand(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int | None = None
     data_parallel_size: int = 1
     stage_layers: tuple[int, ...] = ()
-    """Number of layers of each stage."""
+    """Number of layers in each stage."""
     stage_shares: tuple[float, ...] = ()
-    """Instead: shares of the layers, one for each GPU."""
+    """An alternative to `stage_layers`: shares of the layers, one share for each GPU."""
     gpu_utilization: float | None = None
     gpu_layers: int | None = None
     host_bytes: int = 0
-    """Memory of the machine in addition to what the model needs there: swap space, a KV cache in memory."""
+    """Bytes of the machine's memory in addition to what the model needs there: swap space, a KV cache in memory."""
     host_bytes_per_gpu: int = 0
 
 
@@ -225,36 +225,36 @@ class PlacementRules(msgspec.Struct, frozen=True, kw_only=True):
 
     arrangement: Arrangement = Arrangement.BINPACK
     workers: frozenset[str] = frozenset()
-    """Names of workers that were chosen by hand; empty: any."""
+    """Names of workers that were chosen by hand. If empty, any worker."""
     gpu_models: frozenset[str] = frozenset()
-    """Models of GPUs that it may have; empty: any."""
+    """GPU models that the instance may have. If empty, any model."""
     several_gpus: bool = True
-    """Whether it may be divided among GPUs of one worker."""
+    """Whether the instance may be divided among GPUs of one worker."""
     several_workers: bool = False
-    """Whether it may be divided among workers."""
+    """Whether the instance may be divided among workers."""
     partial_offload: bool = False
-    """Whether some of its layers may be on the CPU. An explicit `false` also forbids all of them there."""
+    """Whether some layers may be on the CPU. An explicit `false` also forbids having all layers on the CPU."""
     cpu: bool = False
-    """Whether it may run without a GPU, even if its engine usually has one. An explicit `false` forbids that."""
+    """Whether the instance may run without a GPU if its engine usually has one. An explicit `false` forbids it."""
     mixed_gpus: bool | Literal["generations"] = False
-    """One instance may have GPUs of different models of one vendor: of one generation, or of any."""
+    """Whether an instance may have different GPU models of one vendor, either of one generation or of any."""
     tensor_parallel_size: Count | None = None
-    """GPUs that hold each layer together; None: as few as suffice."""
+    """Number of GPUs that hold each layer together. If None, as few as suffice."""
     pipeline_parallel_size: Count | None = None
-    """Stages; None: as few as suffice."""
+    """Number of stages. If None, as few as suffice."""
     gpu_count: Count | None = None
-    """GPUs of the instance; None: as few as suffice."""
+    """Number of GPUs of the instance. If None, as few as suffice."""
     exclusive: bool = False
-    """Whether no other instance may be on its GPUs."""
+    """Whether no other instance may be on the GPUs of this instance."""
     all_or_nothing: bool = False
-    """Whether all missing instances of its deployment must get a place, or none does."""
+    """Whether the missing instances of the deployment get places only if there is room for all of them."""
     near: str = ""
-    """A deployment; its instances should be close."""
+    """Another deployment, whose instances should be close to this instance."""
     priority: int = 0
     preempts: bool = False
     """Whether instances of negative priority may be stopped to make room."""
     overcommit: bool = False
-    """Whether to place it even if it does not fit; the outcome says so."""
+    """Whether to place the instance even if it does not fit. The outcome then says so."""
     cpus: Amount = 0.0
 
 
@@ -263,30 +263,30 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     instance_id: str
     deployment: str = ""
-    """The deployment whose instances are spread; empty if the instance belongs to none."""
+    """The deployment that the instance belongs to, whose instances are spread; empty if it belongs to none."""
     need: Need
     engine: EngineAbility = EngineAbility()
     gpu_share: float | None = None
-    """Share of each of its GPUs, 0 to 1, in addition to the memory; None if only the memory counts."""
+    """Share of each GPU that the instance takes, 0 to 1, in addition to memory; None if only memory counts."""
     selector: LabelSelector = LabelSelector()
     gpus: frozenset[tuple[str, int]] = frozenset()
-    """(worker, index), chosen by hand; empty: any."""
+    """(worker, index) of each GPU that was chosen by hand. If empty, any GPU."""
     gpu_only: bool = False
-    """Whether it must have a GPU, even if its engine could run without one."""
+    """Whether the instance must have a GPU, even if its engine could run without a GPU."""
     tiers: tuple[Tier, ...] = ()
-    """The ways to fit that it may have, in this order; empty: those that its rules allow, in the default order."""
+    """The ways to fit to try, in order. If empty, all ways that the rules allow, in the default order."""
     data_parallel_size: int = 1
     """Number of copies of the model in one instance, each with its own GPUs."""
     gpu_utilization: float | None = None
-    """Share of each of its GPUs that its engine takes, regardless of its need; None: what it needs."""
+    """Share of each GPU that the engine takes regardless of the need. If None, it takes what the instance needs."""
     gpu_layers: int | None = None
-    """Layers on GPUs, as the settings of its engine demand; None: as many as possible."""
+    """Number of layers on GPUs that the settings of the engine demand. If None, as many as possible."""
     stage_layers: tuple[int, ...] = ()
-    """Layers of each stage, as the settings of its engine demand; empty: as even as the room allows."""
+    """Layers in each stage that the settings of the engine demand. If empty, as even as the room allows."""
 
     @property
     def tensor_parallel_sizes(self) -> list[int]:
-        """Numbers of GPUs of one worker that it may be divided among, ascending; 1 means undivided."""
+        """Numbers of GPUs of one worker among which it may be divided, ascending. 1 means undivided."""
         divides = self.engine.tensor_parallel or self.engine.layer_split
         several = divides and self.open_to(Tier.SEVERAL_GPUS, Tier.SEVERAL_WORKERS)
         several = several and (self.several_gpus or bool(self.tiers))
@@ -296,19 +296,19 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
     @property
     def means_gpus(self) -> bool:
-        """Whether one of its settings makes sense only on GPUs, so that it must have one."""
+        """Whether a setting makes sense only on GPUs, so that the instance must have a GPU."""
         sized = self.gpu_share or self.gpu_utilization or self.gpu_count or self.demanded_gpus > 1
         return bool(self.gpu_only or self.gpus or self.gpu_models or self.gpu_layers or sized)
 
     @property
     def demanded_gpus(self) -> int:
-        """The minimum number of GPUs that it needs."""
+        """The minimum number of GPUs that the instance needs."""
         stages = self.pipeline_parallel_size or len(self.stage_layers) or 1
         split = (self.tensor_parallel_size or 1) * stages * self.data_parallel_size
         return max(split, self.gpu_count or 0, 1)
 
     def stages_of(self, size: int) -> int | None:
-        """Number of its stages of `size` GPUs; None: as few as suffice; 0: it cannot have such stages."""
+        """Number of stages if each has `size` GPUs. None means as few as suffice; 0 means that it is impossible."""
         stages, copies = self.pipeline_parallel_size or len(self.stage_layers) or None, self.data_parallel_size
         if self.gpu_count is None:
             return stages
@@ -316,7 +316,7 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
         return self.gpu_count // (size * copies) if fits else 0
 
     def open_to(self, *tiers: Tier) -> bool:
-        """Whether its rules allow one of these tiers, regardless of its engine."""
+        """Whether the rules allow one of these tiers, regardless of the engine."""
         return any(map(self._is_open, tiers))
 
     def _is_open(self, tier: Tier) -> bool:
@@ -336,14 +336,14 @@ class Ask(PlacementRules, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance takes of one worker and one of its GPUs."""
+    """What an instance takes from one worker, and from at most one GPU of that worker."""
 
     worker: str
     gpu: int | None = None
-    """Index of the GPU; None if it takes only CPUs and memory."""
+    """Index of the GPU; None if the claim is only for CPUs and memory."""
     gpu_bytes: int = 0
     gpu_total_bytes: int = 0
-    """Total memory of that GPU, for engines that need their share of it as a setting; 0: not known."""
+    """Total memory of the GPU, for engines whose setting is a share of it; 0 if it is not known."""
     gpu_share: float = 0.0
     exclusive: bool = False
     cpus: float = 0.0
@@ -351,33 +351,33 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an instance goes, and how it is split there."""
+    """Where an instance goes, and how the instance is split there."""
 
     tier: Tier
     claims: tuple[Claim, ...]
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     stage_layers: tuple[int, ...] = ()
-    """Layers of each pipeline stage, if there are several stages."""
+    """Layers in each pipeline stage, if there are several stages."""
     gpu_layers: int | None = None
-    """Layers on the GPU; None if all layers are on GPUs."""
+    """Number of layers on GPUs; None if all layers are on GPUs."""
     overcommitted: bool = False
     context: int = 0
-    """Tokens per request that the KV cache has room for; 0: not known."""
+    """Tokens per request that the KV cache has room for; 0 if this is not known."""
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers, in the order of the claims, each once."""
+        """The workers, each once, in the order of the claims."""
         return tuple(dict.fromkeys(claim.worker for claim in self.claims))
 
     @property
     def home(self) -> str:
-        """The worker that its process runs on."""
+        """The worker that runs the process of the instance."""
         return self.claims[0].worker
 
     @property
     def largest_gpu_share(self) -> float | None:
-        """The largest share of the memory of a GPU that it has; None if it has no GPU, or if sizes are not known."""
+        """The largest share of a GPU's memory that is claimed; None if there is no GPU, or if sizes are not known."""
         shares = [claim.gpu_bytes / claim.gpu_total_bytes for claim in self.claims if claim.gpu_total_bytes]
         return max(shares, default=0.0) or None
 
@@ -392,7 +392,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> Reason:
-        """What it takes of each worker, as data that can be rendered."""
+        """What the instance takes from each worker, as data that can be rendered."""
         return Reason("place", {"workers": [self._taken_of(worker) for worker in self.workers]})
 
     def _taken_of(self, worker: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The GPUs of a fleet in arrays: which of them an ask may have, and aggregates by worker.
+"""The GPUs of a fleet in arrays: which GPUs an ask may have, and aggregates by worker.
 
-What depends only on the members is computed once and kept until they change.
+Results that depend only on the members of the fleet are computed once, and kept until the members change.
 """
 
 from collections.abc import Callable
@@ -31,17 +31,17 @@ else:
     Floats = Rows = Mask = Codes = Any
 
 MAX_CACHED_MASKS = 256
-"""Maximum number of kinds of asks whose static part is cached."""
+"""Maximum number of kinds of asks for which the suitable GPUs are cached."""
 SHARE_SLACK = 1e-9
 """Tolerance for rounding errors: shares are added and subtracted."""
 
 ABLE, OTHER_KIND, TAKEN, NOT_ALONE, SMALL_SHARE = range(5)
 OBSTACLES = {OTHER_KIND: "other_kind", TAKEN: "taken", NOT_ALONE: "not_empty", SMALL_SHARE: "small_share"}
-"""Why an ask may not have a GPU, however much is free there; facts of the reason `no-gpu-available`."""
+"""Why an ask may not have a GPU, however much is free on it. The values are facts in the reason `no-gpu-available`."""
 
 
 class Devices:
-    """All GPUs of one generation of a fleet, row by row; those of a worker are neighbours."""
+    """All GPUs in one numbering of a fleet, row by row. GPUs of the same worker have neighbouring rows."""
 
     def __init__(self, fleet: Fleet) -> None:
         devices = list(fleet.gpus)
@@ -51,15 +51,15 @@ class Devices:
         self.workers = self.by_worker.workers
         """The row of the worker, per GPU."""
         self._alike = {words: _codes(devices, words) for words in (False, True, GENERATIONS)}
-        """A number per GPU: GPUs with equal numbers may be in one instance, given what the ask allows to be mixed."""
+        """For each value of `mixed_gpus`, a number per GPU. GPUs with equal numbers may be in the same instance."""
         self.unified = np.array([host.worker.unified_memory for host in fleet.workers], dtype=bool)
         self._sizes = np.array([device.gpu.memory_bytes for device in devices], dtype=np.float64)
         self._any_unified = any(device.host.worker.unified_memory for device in devices)
         self._masks: dict[object, Mask] = {}
 
     def free(self, ask: Ask) -> Floats:
-        """Bytes of each GPU that the ask may have; with unified memory, at most what the machine has left after
-        `host_bytes`. An engine that takes a share of its GPUs needs all of it free, and has no more."""
+        """Free bytes on each GPU, as far as the ask may use them. With unified memory, these are at most what the
+        machine has left after `host_bytes`. An engine that takes a share of a GPU gets the whole share or nothing."""
         free = np.array(self._fleet.gpus.columns[FREE_BYTES])  # a copy: reasons are read after the fleet has changed
         free = np.minimum(free, self.machine_free(ask)[self.workers]) if self._any_unified else free
         if ask.gpu_utilization is None:
@@ -68,18 +68,18 @@ class Devices:
         return np.where(free >= taken, taken, 0.0)
 
     def machine_free(self, ask: Ask) -> Floats:
-        """Bytes that all GPUs of a worker together can give, per worker; infinite unless its memory is unified."""
+        """For each worker, the bytes that all of its GPUs together can give; infinite unless memory is unified."""
         if not self._any_unified:
             return np.full(len(self.unified), np.inf)
         left = np.asarray(self._fleet.workers.columns[FREE_MEMORY]) - ask.need.host_bytes
         return np.where(self.unified, left, np.inf)
 
     def able(self, ask: Ask) -> Mask:
-        """The GPUs that it may have, however full they are."""
+        """The GPUs that the ask may have, however full these are."""
         return np.asarray(self.obstacles(ask) == ABLE)
 
     def obstacles(self, ask: Ask) -> Codes:
-        """Why the ask may not have each GPU, as a key of `OBSTACLES`; `ABLE` if it may."""
+        """For each GPU, the key in `OBSTACLES` that says why the ask may not have it; `ABLE` if it may."""
         columns = self._fleet.gpus.columns
         found = np.zeros(len(self.workers), dtype=np.int8)
         if ask.gpu_share is not None:
@@ -91,7 +91,7 @@ class Devices:
         return found
 
     def _suited(self, ask: Ask) -> Mask:
-        """GPUs of a vendor and model that the ask allows, and chosen by hand if any was."""
+        """GPUs whose vendor and model the ask allows. If GPUs were chosen by hand, only these."""
         key = (ask.engine.vendors, ask.gpu_models, ask.gpus)
         mask = self._masks.get(key)
         if mask is None:
@@ -109,8 +109,8 @@ class Devices:
         return mask
 
     def kinds(self, mask: Mask, *, mixed: bool | str) -> list[Mask]:
-        """The GPUs of a set that one instance may have: those of each model; of each generation or vendor, if these
-        may be mixed."""
+        """The GPUs in a set, grouped by what one instance may have: by model or, if GPUs may be mixed, by generation or
+        by vendor."""
         codes = self._alike[mixed]
         return [mask & (codes == code) for code in np.unique(codes[mask])]
 
@@ -121,7 +121,7 @@ class Devices:
 
 
 def alike(device: Device, mixed: bool | str) -> tuple[str, str]:
-    """What the GPUs of one instance have in common: their vendor, and their model or its generation."""
+    """What the GPUs of one instance have in common: the vendor, and the model or generation unless any may be mixed."""
     gpu = device.gpu
     if not mixed:
         return gpu.vendor, gpu.model
@@ -134,7 +134,7 @@ def _codes(devices: list[Device], mixed: bool | str) -> Rows:
 
 
 class ByWorker:
-    """Aggregates over the GPUs of each worker, of values by GPU."""
+    """Aggregates values per GPU over the GPUs of each worker."""
 
     def __init__(self, fleet: Fleet) -> None:
         devices, hosts = list(fleet.gpus), list(fleet.workers)
@@ -148,26 +148,26 @@ class ByWorker:
             ],
             dtype=np.intp,
         )
-        """GPUs of a worker that are linked have the same number; -1: over PCIe."""
+        """A number per GPU. Linked GPUs of a worker have the same number. A GPU without a link has -1."""
         self._link_workers = np.array([row for row, _ in links], dtype=np.intp)
-        """The row of their worker, per such number."""
+        """For each of these numbers, the row of the worker."""
         self._with_gpus = np.array([host.row for host in hosts if host.devices], dtype=np.intp)
         self._starts = np.array([host.devices[0].row for host in hosts if host.devices], dtype=np.intp)
         self._width = len(hosts)
         self._indexes = np.array([index for host in hosts for index in range(len(host.devices))], dtype=np.intp)
-        """The index of a GPU among those of its worker, per GPU."""
+        """For each GPU, its index among the GPUs of its worker."""
         self._max_gpus = max((len(host.devices) for host in hosts), default=0)
 
     def smallest(self, values: Floats) -> Floats:
-        """The smallest value among the GPUs of each worker; inf without GPUs."""
+        """The smallest value among the GPUs of each worker; inf for a worker without GPUs."""
         return self._reduced(np.minimum.reduceat, values, np.inf)
 
     def largest(self, values: Floats) -> Floats:
-        """The largest; -inf without GPUs."""
+        """The largest value among the GPUs of each worker; -inf for a worker without GPUs."""
         return self._reduced(np.maximum.reduceat, values, -np.inf)
 
     def count(self, mask: Mask) -> Floats:
-        """How many GPUs of each worker are in a set."""
+        """The number of GPUs of each worker that are in a set."""
         return self._reduced(np.add.reduceat, mask.astype(np.float64), 0.0)
 
     def _reduced(self, reduce: Callable[[Floats, Rows], Floats], values: Floats, empty: float) -> Floats:
@@ -177,7 +177,7 @@ class ByWorker:
         return found
 
     def count_linked(self, mask: Mask) -> Floats:
-        """The largest group of linked GPUs of each worker in a set."""
+        """For each worker, the size of the largest group of linked GPUs in a set."""
         most = np.zeros(self._width)
         if len(self._link_workers):
             linked = self._link_codes[mask & (self._link_codes >= 0)]
@@ -185,7 +185,7 @@ class ByWorker:
         return most
 
     def nth_smallest(self, values: Floats, number: int) -> Floats:
-        """The value that `number` GPUs of each worker do not exceed; inf if it has fewer."""
+        """For each worker, the smallest value that `number` of its GPUs do not exceed; inf if it has fewer GPUs."""
         if not len(self._starts):
             return np.full(self._width, np.inf)
         rows = np.full((self._width, max(self._max_gpus, number)), np.inf)

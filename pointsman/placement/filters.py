@@ -1,4 +1,4 @@
-"""Which workers an ask may be on: by labels, status, choice by hand and engine. The tiers check for room."""
+"""The workers that an ask may be on, by labels, status, choice by hand and engine. The tiers check for room."""
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -25,7 +25,7 @@ class RejectionCache:
         self._known: PerMembers[Host, dict[object, list[int]]] = PerMembers(lambda _: {})
 
     def _rejected(self, kind: object, hosts: Hosts, rejects: Callable[[Host], bool]) -> Positions:
-        """Positions among `hosts`; `rejects` is evaluated once per kind of ask."""
+        """Positions of rejected workers in `hosts`. `rejects` is evaluated once per kind of ask."""
         known = self._known.of(hosts)
         rows = known.get(kind)
         if rows is None:
@@ -99,8 +99,8 @@ class SuitsEngine(RejectionCache):
 
 
 def unknown_choice(fleet: Fleet, ask: Ask) -> Reason | None:
-    """The first worker or GPU chosen by hand that has never existed; None if all have, or if the fleet has not had any
-    workers yet."""
+    """A reason with the first worker or GPU chosen by hand that has never existed. None if all of them have existed, or
+    if the fleet has never had a worker."""
     for worker in sorted({*ask.workers, *(worker for worker, _ in ask.gpus)}) if fleet.seen else ():
         if worker not in fleet.seen:
             near = get_close_matches(worker, fleet.seen, n=1, cutoff=0.0)
@@ -113,6 +113,6 @@ def unknown_choice(fleet: Fleet, ask: Ask) -> Reason | None:
 
 
 def knows_a_choice(fleet: Fleet, ask: Ask) -> bool:
-    """Whether a worker or GPU that was chosen by hand exists, or existed."""
+    """Whether at least one of the workers, and one of the GPUs, that were chosen by hand exists or has existed."""
     known = any(worker in fleet.seen for worker in ask.workers) or not ask.workers
     return known and (any(index in fleet.seen.get(worker, ()) for worker, index in ask.gpus) or not ask.gpus)

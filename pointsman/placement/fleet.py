@@ -1,7 +1,7 @@
-"""The fleet, for the placer: workers and GPUs, how much of each is free, and the claims of instances.
+"""The fleet as the placer sees it: workers and GPUs, how much is free on each, and the claims of instances.
 
 Enters: observed workers, claims of instances. Leaves: rosters of workers and of GPUs whose columns are always current.
-The one rule: a claim counts from `claim` to `release`, exactly once, and no longer than its worker exists.
+The one rule: a claim counts exactly once, from `claim` to `release`, and only while its worker exists.
 """
 
 from collections import Counter
@@ -17,23 +17,23 @@ from pointsman.types import Gpu, Worker
 
 # Columns of the roster of GPUs.
 FREE_BYTES = "free_bytes"
-"""Below 0 if more is claimed, or used by other processes, than there is."""
+"""Free memory. Below 0 if claims and other processes take more than the GPU has."""
 TOTAL_BYTES = "total_bytes"
-"""Without the reserved part."""
+"""Total memory without the reserved part."""
 FREE_SHARE = "free_share"
 TENANTS = "tenants"
-"""Number of instances on it."""
+"""Number of instances on the GPU."""
 EXCLUSIVE = "exclusive"
-"""1 while an exclusive instance is on it, or any instance if it may not be shared."""
+"""1 while the GPU has an exclusive instance, or has any instance and may not be shared. Otherwise 0."""
 WORKER = "worker"
-"""The row of its worker."""
+"""The row of the GPU's worker."""
 
 # Columns of the roster of workers.
 FREE_CPUS = "free_cpus"
 FREE_MEMORY = "free_memory_bytes"
 TOTAL_MEMORY = "total_memory_bytes"
 INSTANCES = "instances"
-"""Number of instances on it."""
+"""Number of instances on the worker."""
 GPUS = "gpus"
 
 
@@ -98,7 +98,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Occupants(Mapping[str, Occupant]):
-    """The instances that have a place, by id, in the order in which they got it; also by worker and by deployment."""
+    """The instances that have a place, by id, in the order in which they were placed; also by worker or deployment."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Occupant] = {}
@@ -130,14 +130,14 @@ class Occupants(Mapping[str, Occupant]):
         return one
 
     def on(self, worker: str) -> list[Occupant]:
-        """The occupants that have a part of a worker."""
+        """The occupants with a claim on a worker."""
         return list(self._by_worker.get(worker, {}).values())
 
     def of(self, deployment: str) -> list[Occupant]:
         return list(self._by_deployment.get(deployment, {}).values())
 
     def on_gpus(self, deployment: str, worker: str) -> Counter[int]:
-        """How many instances of a deployment are on each GPU of a worker, by its index."""
+        """The number of instances of a deployment on each GPU of a worker, by index of the GPU."""
         here = (one for one in self.on(worker) if one.deployment == deployment) if deployment else ()
         return Counter(gpu for one in here for name, gpu in one.place.gpus if name == worker)
 
@@ -149,14 +149,14 @@ def _discard(groups: dict[str, dict[str, Occupant]], key: str, instance_id: str)
 
 
 class Fleet:
-    """All workers and all claims. Rows are numbered anew when workers come, change or go."""
+    """All workers and all claims. Rows are renumbered when workers are added, changed or removed."""
 
     def __init__(self, workers: Iterable[Worker] = ()) -> None:
         self.occupants = Occupants()
         self.seen: dict[str, frozenset[int]] = {}
-        """Present and former workers, with the indexes of their GPUs: a worker that was lost may come back."""
+        """Present and former workers, with the indexes of their GPUs. A lost worker may come back."""
         self.generation = 0
-        """Raised whenever rows are numbered anew."""
+        """A number that grows whenever rows are renumbered."""
         self._reset(map(_checked, workers))
 
     def __len__(self) -> int:
@@ -169,8 +169,8 @@ class Fleet:
         return self._rows.host(worker)
 
     def put(self, *workers: Worker) -> list[str]:
-        """Add workers, or update them; claims on them stay. Returns the instances that had a GPU that is gone; their
-        other claims stay until they are released."""
+        """Add or update workers. Claims on them stay. Returns the instances with a claim on a GPU that is gone. Other
+        claims of these instances stay until they are released."""
         found = {worker.name: _checked(worker) for worker in workers}
         gpus = {name: {None, *(gpu.index for gpu in worker.gpus)} for name, worker in found.items()}
         lost = self._forfeit(found, lambda claim: claim.gpu not in gpus.get(claim.worker, {claim.gpu}))
@@ -178,15 +178,15 @@ class Fleet:
         return lost
 
     def remove(self, worker: str) -> list[str]:
-        """Remove a worker. Returns the instances that had a part of it; their claims on other workers stay until they
-        are released, because their processes may run there."""
+        """Remove a worker. Returns the instances that had a claim on it. Their claims on other workers stay until
+        they are released, because processes of these instances may run there."""
         gone = self[worker]
         lost = self._forfeit((worker,), lambda claim: claim.worker == worker)
         self._reset(host.worker for host in self.workers if host is not gone)
         return lost
 
     def claim(self, instance_id: str, place: Place, deployment: str = "", priority: int = 0) -> None:
-        """Count what an instance takes. Raises if it has a place already."""
+        """Count what an instance takes. Raises if the instance already has a place."""
         if instance_id in self.occupants:
             raise PointsmanError(f'instance "{instance_id}" has a place already; release it first')
         for claim in place.claims:
@@ -195,7 +195,7 @@ class Fleet:
         self._rows.count(place, +1)
 
     def release(self, instance_id: str) -> bool:
-        """Free what an instance had. Returns False if it had nothing."""
+        """Free everything that an instance claimed. Returns False if the instance had no place."""
         one = self.occupants.remove(instance_id)
         if one is not None:
             self._rows.count(one.place, -1)
@@ -205,13 +205,13 @@ class Fleet:
         return Snapshot(tuple(host.worker for host in self.workers), tuple(self.occupants.values()))
 
     def copy(self) -> "Fleet":
-        """A fleet with the same workers and claims, for trials."""
+        """A separate fleet with the same workers and claims, for trials."""
         made = self.snapshot().fleet()
         made.seen = dict(self.seen)
         return made
 
     def _forfeit(self, workers: Iterable[str], is_gone: Callable[[Claim], bool]) -> list[str]:
-        """Drop claims on these workers that are gone. Returns the instances that had one."""
+        """Drop the claims on these workers for which `is_gone` is true. Returns the instances that had such a claim."""
         lost = [one for name in workers for one in self.occupants.on(name) if any(map(is_gone, one.place.claims))]
         for one in lost:
             left = tuple(claim for claim in one.place.claims if not is_gone(claim))
@@ -221,7 +221,7 @@ class Fleet:
         return list(dict.fromkeys(one.instance_id for one in lost))
 
     def _reset(self, workers: Iterable[Worker]) -> None:
-        """Number the rows of these workers anew, and count every claim again."""
+        """Renumber the rows of these workers, and count every claim again."""
         self._rows = FleetRows(workers)
         for host in self._rows.hosts.values():
             self.seen[host.worker.name] = frozenset(gpu.index for gpu in host.worker.gpus)
@@ -229,14 +229,14 @@ class Fleet:
         """All workers, with live columns."""
         self.gpus: Roster[Device] = Roster(self._rows.devices, self._rows.gpu_columns, arrays=True)
         self.changes = self._rows.changes
-        """How often something was claimed or released on a worker, by its row."""
+        """The number of claims and releases on each worker so far, by row of the worker."""
         self.generation += 1
         for one in self.occupants.values():
             self._rows.count(one.place, +1)
 
 
 class FleetRows:
-    """One numbering of the workers and GPUs, and columns of what is free on each."""
+    """One numbering of the workers and GPUs, with columns that say what is free on each."""
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.hosts: dict[str, Host] = {}
@@ -276,7 +276,7 @@ class FleetRows:
             raise UnknownName("worker", worker, self.hosts) from None
 
     def device(self, claim: Claim) -> tuple[Host, Device | None]:
-        """What a claim is on; None: it takes no GPU."""
+        """The worker and the GPU of a claim. The GPU is None if the claim takes no GPU."""
         host = self.host(claim.worker)
         if claim.gpu is None:
             return host, None
@@ -288,7 +288,7 @@ class FleetRows:
         return host, device
 
     def count(self, place: Place, sign: int) -> None:
-        """Add the claims of a place, or with -1 subtract them."""
+        """Add the claims of a place or, if `sign` is -1, subtract them."""
         gpus, workers = self.gpu_columns, self.worker_columns
         counted: set[str] = set()
         for claim in place.claims:

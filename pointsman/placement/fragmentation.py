@@ -1,11 +1,12 @@
-"""Packing that keeps holes useful: how much fragmentation an ask would add, by worker.
+"""Packing that keeps the free parts (holes) of GPUs useful: how much fragmentation an ask would add, by worker.
 
-Enters: a fleet and its expected workload. Leaves: for an ask, by worker, the growth of fragmentation if it went there,
-and the GPU where it grows least. The one rule: a decision recomputes only the workers that have changed.
+Enters: a fleet and its expected workload. Leaves: for an ask and each worker, the growth of fragmentation if the
+instance went there, and the GPU where fragmentation grows least. The one rule: a decision recomputes only the workers
+that have changed.
 
 The fragmentation of a worker is the free part of its GPUs that a typical ask cannot use, because no GPU has room for it
-(Weng et al., "Beware of Fragmentation", ATC'23), or because CPUs or memory do not suffice for all of that room. What is
-lost for good weighs more: the part of each hole that no likely mixture of asks can fill (`hole_values`).
+(Weng et al., "Beware of Fragmentation", ATC'23), or because CPUs or memory do not suffice for all of that room. The
+part of each hole that no likely mixture of asks can fill (`hole_values`) is lost for good, and weighs more.
 """
 
 import math
@@ -24,29 +25,29 @@ from pointsman.selection.arrays import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The expected workload, and what of it a partly free GPU can run.
+# The expected workload, and which part of that workload a partly free GPU can run.
 #
-# Enters: a sample of asks. Leaves: kinds of asks with their weights, and tables by make of GPU and free part of one.
-# Packing keeps room for what is likely to come.
+# Enters: a sample of asks. Leaves: kinds of asks with their weights, and tables by make of GPU and by free part.
+# Packing keeps room for asks that are likely to come.
 
 # The value of a hole in a GPU, by its size
 #
 # Cutting the demand out of as few whole GPUs as possible is the cutting-stock problem, and its linear program prices
-# each size of ask: 81 % of a GPU costs a whole one if few asks are for 19 %. A hole is worth the most expensive asks
-# that fit in it together; a hole that no ask fits in is worth nothing.
+# each size of ask. For example, 81 % of a GPU costs a whole GPU if few asks are for 19 %. A hole is worth the most
+# expensive asks that fit in it together. A hole in which no ask fits is worth nothing.
 
 PARTS = 100
 """Sizes are counted in hundredths of a GPU."""
 MAX_STEPS = 500
-"""Enough for a hundred sizes; prices short of the optimum are good enough."""
+"""Maximum number of steps. It suffices for a hundred sizes, and prices slightly off the optimum are good enough."""
 ROUNDING = 1e-9
 
 
 def hole_values(demand: Mapping[int, float]) -> Floats:
-    """Values of holes of 0, 1, ... PARTS hundredths, in GPUs, given the demand for each size in hundredths."""
+    """Values, in GPUs, of holes of 0, 1, ... PARTS hundredths. `demand` is by size in hundredths."""
     sizes = sorted(demand, reverse=True)
     wanted = np.array([demand[size] for size in sizes])
-    # Columns are ways to fill a GPU, at first with one size each. A better way replaces one until there is none.
+    # Columns are ways to fill a GPU, at first with one size each. Better ways replace columns until there are none.
     ways = np.diag([float(PARTS // size) for size in sizes])
     values = np.zeros(PARTS + 1)
     for _ in range(MAX_STEPS if sizes else 0):
@@ -63,7 +64,7 @@ def hole_values(demand: Mapping[int, float]) -> Floats:
 
 
 def _highest_values(sizes: Sequence[int], prices: Floats) -> Floats:
-    """The highest sum of prices that fits into a hole, by its size."""
+    """The highest sum of prices that fits into a hole, by size of the hole."""
     values = np.zeros(PARTS + 1)
     for size, price in zip(sizes, prices, strict=True):
         for _ in range(PARTS // size if price > 0 else 0):
@@ -87,9 +88,9 @@ def _way(sizes: Sequence[int], prices: Floats, values: Floats) -> Floats:
 
 
 MAX_KINDS = 64
-"""Maximum number of kinds of asks; the most common ones represent all."""
+"""Maximum number of kinds of asks. The most common kinds represent all kinds."""
 UNLIMITED = 1e18
-"""GPUs per CPU or byte for asks that need none; infinity times 0 would be NaN."""
+"""GPUs per CPU or byte for asks that need no CPUs or no memory. It is finite, because infinity times 0 is NaN."""
 SLACK = 1e-6
 """Tolerance for rounding errors: shares and CPUs are added and subtracted."""
 
@@ -117,7 +118,7 @@ class AskKind(msgspec.Struct, frozen=True):
         return cls(ask.need, ask.cpus, ask.gpu_share, ask.exclusive, ask.gpu_models, ask.engine.vendors)
 
     def on(self, make: Make) -> tuple[int, float] | None:
-        """(GPUs of this make, share of each) that it takes; None if it cannot have them."""
+        """(number of GPUs of this make, share of each) that an ask takes; None if it cannot have these GPUs."""
         if make.vendor not in self.vendors or (self.gpu_models and not is_model(make.model, self.gpu_models)):
             return None
         for gpus in self.need.tensor_parallel_sizes:
@@ -148,7 +149,7 @@ class Workload:
 
 
 class Uses:
-    """What the kinds of a workload can use of a GPU, by its make and the hundredths of it that are free."""
+    """The part of a GPU that the kinds in a workload can use, by make of the GPU and by free hundredths."""
 
     def __init__(self, workload: Workload, makes: Sequence[Make]) -> None:
         self.kinds = wide = len(workload.kinds)
@@ -156,13 +157,13 @@ class Uses:
         self.cpus = np.array([kind.cpus - SLACK for kind in workload.kinds], dtype=np.float64)
         self.memory = np.array([kind.need.host_bytes for kind in workload.kinds], dtype=np.float64)
         self.gpus = np.full((len(makes), wide), np.inf)
-        """The number of GPUs, by make and kind."""
+        """The number of GPUs that an ask takes, by make and kind."""
         self.per_cpu = np.full((len(makes), wide), UNLIMITED)
-        """GPUs used per CPU, by make and kind; `per_byte`: per byte of the machine's memory."""
+        """GPUs used per CPU, by make and kind. `per_byte` is the same per byte of the machine's memory."""
         self.per_byte = np.full((len(makes), wide), UNLIMITED)
         self.table = np.zeros((len(makes), PARTS + 1, 2 * wide + 2))
-        """What a GPU of a make with this many free hundredths gives: the part that each kind can use, whether there is
-        room for each kind, the free part, and the part that no mixture of kinds can use."""
+        """What a GPU offers, by its make and free hundredths: the part that each kind can use, whether there is room
+        for each kind, the free part, and the part that no mixture of kinds can use."""
         self.table[:, :, -2] = np.arange(PARTS + 1) / PARTS
         for row, make in enumerate(makes):
             self._fill(row, make, workload)
@@ -188,27 +189,27 @@ class Uses:
 
 
 LOST = 10.0
-"""Weight of what is lost for good, relative to what one kind of ask cannot use. The former decides; the latter breaks
-ties."""
+"""Weight of what is lost for good, relative to what one kind of ask cannot use. The first part decides, and the second
+breaks ties."""
 MIXTURE = 2.0
-"""CPUs and memory suffice for this many times the asks of one kind, because asks that need many share workers with asks
-that need few. Values from 1.5 to 3 hardly differ; bench/README.md has the figures."""
+"""CPUs and memory are taken to suffice for this many times the asks of one kind, because asks that need much of them
+share workers with asks that need little. Values from 1.5 to 3 hardly differ; bench/README.md has the figures."""
 MAX_CACHED_PARTS = 256
 
 
 class Growth(msgspec.Struct, eq=False):
-    """How fragmentation grows with an ask, by row of the worker. Read only."""
+    """How fragmentation grows if an ask is placed, by row of the worker. Read only."""
 
     amount: Floats
-    """The growth in GPUs; less is better, and it is often below 0. inf if the ask does not fit there."""
+    """The growth in GPUs. Less is better; the growth is often below 0, and inf if the ask does not fit."""
     device: Rows
-    """The row of the GPU where it grows least; the first, if it takes several."""
+    """The row of the GPU where fragmentation grows least. If the ask takes several GPUs, the row of the first."""
     seen: "NDArray[np.int64]"
-    """The count of changes of the worker that this was computed for."""
+    """The worker's count of changes when the growth was computed."""
 
 
 class GpuPart(msgspec.Struct, frozen=True):
-    """What an ask takes of one worker."""
+    """What an ask takes from one worker."""
 
     gpus: int
     gpu_bytes: int
@@ -218,7 +219,7 @@ class GpuPart(msgspec.Struct, frozen=True):
     cpus: float
     memory_bytes: int
     suits: tuple[frozenset[str], frozenset[str], frozenset[tuple[str, int]]]
-    """Vendors, models and GPUs that it may have."""
+    """Vendors, models and GPUs that the ask may have."""
 
     @classmethod
     def of(cls, ask: Ask, gpus: int) -> "GpuPart":
@@ -234,7 +235,7 @@ class GpuPart(msgspec.Struct, frozen=True):
 
 
 class Fragmentation:
-    """Growth of fragmentation in one fleet, for one workload."""
+    """Computes the growth of fragmentation in one fleet for one workload."""
 
     def __init__(
         self,
@@ -253,7 +254,7 @@ class Fragmentation:
         self._generation = -1
 
     def growth(self, ask: Ask, gpus: int) -> Growth:
-        """How fragmentation grows if it takes this many GPUs of one worker; 0: it is on the CPU."""
+        """How fragmentation grows if the ask takes `gpus` GPUs of one worker. 0 means that it is on the CPU."""
         if self._fleet.generation != self._generation:
             self._number()
         part = GpuPart.of(ask, gpus)
@@ -289,16 +290,16 @@ class Fragmentation:
         sums = self._sums[workers] + (self._uses.table[makes, after] - self._uses.table[makes, before]).sum(axis=1)
         taken = part.memory_bytes + self._unified[workers] * (part.gpu_bytes * part.gpus)
         there = self._fragmentation(workers, sums, cpus[workers] - part.cpus, memory[workers] - taken)
-        # Sums in another order differ in their last digits; equals must stay equal.
+        # Sums in another order differ in the last digits, but equal workers must stay equal.
         spoilt = np.round(there - self._fragmented[workers], 9)
-        order = np.lexsort((spoilt, workers))  # stable: the first on a tie
+        order = np.lexsort((spoilt, workers))  # a stable sort: on a tie, the first wins
         best = order[np.flatnonzero(np.diff(workers[order], prepend=-1))]
         growth.amount[workers[best]] = spoilt[best]
         if part.gpus:
             growth.device[workers[best]] = devices[best, 0]
 
     def _options(self, rows: Rows, ask: Ask, part: GpuPart) -> tuple[Rows, Rows]:
-        """(worker, slots of its GPUs) of each way to place it: on any one GPU, or on the fullest that suffice."""
+        """(worker, slots of its GPUs) for each way to place the ask: on any one GPU, or on the fullest that suffice."""
         if not part.gpus:
             return rows, np.zeros((len(rows), 0), dtype=np.intp)
         devices = self._devices()
@@ -316,17 +317,17 @@ class Fragmentation:
         return rows[option], slot[:, None]
 
     def _left(self, devices: Rows, part: GpuPart) -> Rows:
-        """Hundredths of GPUs that are left with the ask placed."""
+        """Hundredths of each GPU that are left if the ask is placed."""
         if part.exclusive:
             return np.zeros_like(devices)
         return np.where(self._shareable[devices], self._room(devices, part.gpu_share, part.gpu_bytes), 0)
 
-    # As it is now
+    # The present fragmentation
 
     def _fragmentation(self, workers: Rows, sums: Floats, cpus: Floats, memory: Floats) -> Floats:
-        """The fragmentation, in GPUs, of workers whose GPUs have these sums of the table."""
+        """The fragmentation of workers, in GPUs. `sums` has the sums of the table over the GPUs of each worker."""
         uses, makes, kinds = self._uses, self._made[workers], self._uses.kinds
-        # At least a little of both, so that an ask that needs none is not limited by them.
+        # At least a little of both, so that an ask that needs no CPUs or memory is not limited by them.
         some_cpus, some_memory = np.maximum(cpus, SLACK)[:, None], np.maximum(memory, 1.0)[:, None]
         lasts = np.minimum(some_cpus * uses.per_cpu[makes], some_memory * uses.per_byte[makes])
         runs = (sums[:, kinds:-2] >= uses.gpus[makes]) & (cpus[:, None] >= uses.cpus) & (memory[:, None] >= uses.memory)
@@ -334,7 +335,7 @@ class Fragmentation:
         return self._lost * sums[:, -1] + sums[:, -2] - used
 
     def _room(self, devices: Rows, share: float = 0.0, size: int = 0) -> Rows:
-        """Hundredths of GPUs that are free, less a share and a size."""
+        """Hundredths of each GPU that are free, minus a share and a size."""
         columns = self._fleet.gpus.columns
         room = (np.asarray(columns[FREE_BYTES])[devices] - size) / self._sizes[devices]
         room = np.minimum(room, np.asarray(columns[FREE_SHARE])[devices] - share)
@@ -373,7 +374,7 @@ class Fragmentation:
         ]
         self._makes = np.array(numbers, dtype=np.intp)
         self._made = np.array([numbers[host.devices[0].row] if host.devices else 0 for host in hosts], dtype=np.intp)
-        """The make of the first GPU of each worker, which stands for all."""
+        """The make of the first GPU of each worker. It stands for all GPUs of the worker."""
         self._shareable = np.array([device.gpu.shareable for device in devices], dtype=bool)
         self._unified = np.array([host.worker.unified_memory for host in hosts], dtype=np.float64)
         self._uses = Uses(self._workload, list(makes) or [Make("", "", 1.0)])

@@ -37,7 +37,7 @@ _GENERATIONS = {
     "cdna1": ("MI100",),
     "rdna3": ("RX 79",),
 }
-"""Models by the beginnings of their names; for each vendor, the newest first."""
+"""Generations by the beginnings of model names. For each vendor, the newest come first."""
 
 
 def _generation(name: str) -> str:
@@ -106,7 +106,7 @@ _IGNORED_WORDS = frozenset({
     "server", "workstation", "edition", "pcie", "oam", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6",
     "hbm", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7",
 })  # fmt: skip
-"""Words in names that do not change the size of the memory."""
+"""Words in names that say nothing about the size of the memory."""
 
 _SIZE = re.compile(r"(\d+)g(?:i?b)?")
 _MAKERS = (
@@ -118,7 +118,7 @@ _MAKERS = (
 
 
 def known_gpu(model: str) -> GpuModel | None:
-    """The model that a name means, as drivers and people write it; None if unknown or ambiguous."""
+    """The model that a name means. Names may be as drivers or people write them. None if unknown or ambiguous."""
     found = _meant(model)
     return found[0] if len(found) == 1 else None
 
@@ -133,7 +133,7 @@ def _meant(model: str) -> list[GpuModel]:
 
 @lru_cache(maxsize=4096)
 def is_model(model: str, names: frozenset[str]) -> bool:
-    """Whether one of these names means a GPU of this model, as drivers and people write it."""
+    """Whether one of these names means this model. Names may be as drivers or people write them."""
     known = known_gpu(model)
     return model in names or (known is not None and any(known in _meant(name) for name in names))
 
@@ -145,7 +145,7 @@ def gpu_generation(model: str) -> str:
 
 
 def generation_rank(model: str) -> int:
-    """Larger for newer architectures; 0 if unknown."""
+    """A number that is larger for newer architectures; 0 if the architecture is unknown."""
     generations = list(_GENERATIONS)
     found = gpu_generation(model)
     return len(generations) - generations.index(found) if found else 0
@@ -169,6 +169,6 @@ def short_gpu_name(model: str) -> str:
 
 
 def _words(name: str) -> list[str]:
-    """80 GB, 80GB and 80-GB are one word."""
+    """The words in a name. 80 GB, 80GB and 80-GB count as the same word."""
     joined = re.sub(r"(\d)\s+(g(?:i?b)\b)", r"\1\2", name.lower())
     return re.findall(r"[a-z0-9]+", joined)

@@ -1,4 +1,4 @@
-"""What would have to change for there to be a place. Every change is tried out on the present fleet."""
+"""What would have to change so that an ask gets a place. Every change is tried out on the present fleet."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,10 +21,10 @@ OPENED = {
     "several_workers": Tier.SEVERAL_WORKERS,
     "partial_offload": Tier.PARTIAL_OFFLOAD,
 }
-"""The tiers that allowances open."""
+"""For each allowance that opens a tier, that tier."""
 ALLOWANCES = (*OPENED, "mixed_gpus", "mixed_generations")
-"""What an ask may allow. Not the CPU, which has its own hint: only the user knows whether an engine that needs a
-GPU can do without."""
+"""What an ask may allow. The CPU is not included, because it has its own hint: only the user knows whether an engine
+that needs a GPU can do without."""
 
 
 class Hint(msgspec.Struct, frozen=True, eq=False):
@@ -39,7 +39,7 @@ class Hint(msgspec.Struct, frozen=True, eq=False):
 
 
 def hints(ask: Ask, placer: Placer) -> list[Hint]:
-    """What would have to change, one thing at a time if one suffices."""
+    """What would have to change. Hints with several changes are given only if no single change suffices."""
     found = [*_largest_free(ask, placer), *_shorter_context(ask, placer), *_without_gpu(ask, placer)]
     helping = [hint for change, changed in _changes(ask) if (hint := _tried(change, changed, placer)) is not None]
     if any(hint.ask is not None and hint.ask.mixed_gpus is True for hint in helping):  # the smaller change is enough
@@ -48,7 +48,7 @@ def hints(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def why_never(ask: Ask, fleet: Fleet) -> Reason | None:
-    """Why no worker could take it even with nothing else on it; None if one could, or if no worker is known."""
+    """Why no worker could take the instance even if all workers were empty. None if one could, or if none is known."""
     workers = [_emptied(worker) for worker in fleet.snapshot().workers]
     found = Placer(Fleet(workers)).place(ask, traced=False)
     return found.reason if workers and isinstance(found, Refused) else None
@@ -60,7 +60,7 @@ def _emptied(worker: Worker) -> Worker:
 
 
 def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
-    """How far the emptiest GPU is from enough."""
+    """How much the emptiest GPU lacks."""
     devices = placer.devices()
     able = devices.able(ask) & placer.admitted(ask)[devices.workers]
     if not able.any() or not ask.tensor_parallel_sizes:
@@ -75,7 +75,7 @@ def _largest_free(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def _without_gpu(ask: Ask, placer: Placer) -> list[Hint]:
-    """The CPU, if no worker has a GPU that the engine runs on."""
+    """A place on the CPU, if no worker has a GPU that the engine runs on."""
     workers, vendors = placer.fleet.snapshot().workers, ask.engine.vendors
     decided = not ask.engine.needs_gpu or ask.cpu or ask.gpu_only or bool(ask.tiers)
     if decided or any(gpu.vendor in vendors for one in workers for gpu in one.gpus):
@@ -85,7 +85,7 @@ def _without_gpu(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
-    """The largest context that has a place, found by bisection; its KV cache is taken to be in proportion."""
+    """The largest context that has a place, found by bisection. The KV cache is assumed to be in proportion."""
     low, high = 0, -(-ask.need.context // CONTEXT_STEP)
     best: Hint | None = None
     while low + 1 < high:
@@ -101,7 +101,7 @@ def _shorter_context(ask: Ask, placer: Placer) -> list[Hint]:
 
 
 def _allowances_together(ask: Ask, placer: Placer) -> list[Hint]:
-    """All allowances at once, without those that do not help."""
+    """All allowances at once, except for those that do not help."""
     wanted = [name for name in ALLOWANCES if name != "mixed_gpus" and not _allows(ask, name)]
     hint = _tried(*_allowing(ask, wanted), placer)
     for name in list(wanted) if hint is not None else ():
@@ -142,7 +142,7 @@ def _changes(ask: Ask) -> Iterator[tuple[Reason, Ask]]:
 
 
 def _tried(change: Reason, ask: Ask, placer: Placer) -> Hint | None:
-    """The change and where the ask would go with it; None if it would have no place."""
+    """A hint with the change, and with the place that the changed ask would get; None if it would get no place."""
     placed = placer.place(msgspec.structs.replace(ask, overcommit=False), traced=False)
     return Hint(change.having(on=_where(placed.place)), placed.ask) if isinstance(placed, Placed) else None
 

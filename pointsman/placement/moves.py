@@ -1,6 +1,6 @@
-"""Plans that make room for an instance that does not fit now. Nothing here is carried out.
+"""Plans that make room for an instance that does not fit now. The plans are not carried out here.
 
-Preemption stops instances of negative priority, if the ask may do that. Defragmentation moves instances to other
+Preemption stops instances of negative priority, if the ask allows that. Defragmentation moves instances to other
 places, with the fewest moves. Both are tried out on a copy of the fleet.
 """
 
@@ -18,9 +18,9 @@ from pointsman.selection import Cycle, Profile, ProfileFailure, Roster, Trace
 from pointsman.selection.profile import Ranked
 
 MAX_MOVES = 3
-"""The search stops at plans with this many moves."""
+"""Maximum number of moves in a plan."""
 MAX_TRIES = 1_000
-"""Sets of instances that are tried before the search gives up."""
+"""Maximum number of sets of instances to try before the search gives up."""
 
 
 class PreemptionPlan(msgspec.Struct, frozen=True, eq=False):
@@ -53,12 +53,12 @@ class DefragmentationPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
-    """The instances of lowest priority, as few as suffice, that would have to stop for this ask; None if it may not
-    preempt, or if that would not help."""
+    """The instances of lowest priority, as few as suffice, that would have to stop for this ask; None if the ask
+    may not preempt, or if that would not help."""
     if not ask.preempts:
         return None
     sheddable = [one for one in fleet.occupants.values() if one.priority < min(0, ask.priority)]
-    sheddable.sort(key=lambda one: one.priority)  # the oldest first on a tie
+    sheddable.sort(key=lambda one: one.priority)  # on a tie, the oldest comes first
     scratch = fleet.copy()
     placer = Placer(scratch)
     stopped: list[Occupant] = []
@@ -81,10 +81,10 @@ def preempt(ask: Ask, fleet: Fleet) -> PreemptionPlan | None:
 
 
 def defragment(ask: Ask, fleet: Fleet, asks: Sequence[Ask]) -> DefragmentationPlan | None:
-    """The fewest moves off one worker that make room for this ask; None if there are none, or if too many are needed.
+    """The fewest moves off one worker that make room for this ask; None if no moves help, or if too many are needed.
 
-    `asks`: those of the instances that may move; all other instances stay where they are, and so do those that were
-    put on workers or GPUs by hand. No instance moves to a lesser tier.
+    `asks` has the asks of all instances that may move. All other instances stay where they are. So do instances that
+    were put on workers or GPUs by hand. No instance moves to a worse tier.
     """
     scratch = fleet.copy()
     placer = Placer(scratch)
@@ -139,18 +139,18 @@ def _rank(place: Place) -> int:
 
 # Which instances to stop when there are too many: the selection kernel with instances as candidates.
 #
-# Unhealthy instances go first, then those on a CPU or partly on one, then those whose removal leaves the better fleet:
-# those on the most crowded worker when spreading, on the emptiest when packing. On a tie, the one with the least in its
-# cache goes, then the newest.
+# Unhealthy instances go first, then those that are wholly or partly on a CPU, then those whose removal leaves a better
+# fleet: when spreading, those on the most crowded worker; when packing, those on the emptiest. On a tie, the instance
+# with the least in its cache goes, then the newest.
 
 
 class Candidate(msgspec.Struct, frozen=True, eq=False):
     instance_id: str
     place: Place | None
-    """None if it was not placed."""
+    """The place of the instance; None if it was not placed."""
     healthy: bool
     warmth: float = 0.0
-    """How much it has in its cache."""
+    """How much the instance has in its cache."""
 
     def __str__(self) -> str:
         return self.instance_id
@@ -210,7 +210,7 @@ class IsCold:
 
 
 class NewestBest:
-    """The highest totals; the last on a tie."""
+    """Picks the highest totals. On a tie, picks the last."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -230,7 +230,7 @@ def victims(
     warmth: Mapping[str, float] | None = None,
     trace: Trace | None = None,
 ) -> list[str]:
-    """`count` of these instances (given oldest first), chosen one after the other."""
+    """`count` of these instances, chosen one after the other. The instances are given with the oldest first."""
     left, gone = list(instances), list[str]()
     scratch = fleet.copy()
     crowded = IsCrowded(emptiest=arrangement is Arrangement.BINPACK)

@@ -13,9 +13,9 @@ from pointsman.selection.arrays import np
 
 
 def overcommitted(ask: Ask, fleet: Fleet, devices: Devices, admitted: Mask) -> Place | None:
-    """A place on a worker that the ask may be on: on the GPUs with the most left, as few as possible, but all that were
-    chosen by hand; or on the worker with the most memory left. Exclusive GPUs stay exclusive. None if the ask may have
-    no worker or GPU at all."""
+    """A place on a worker that the ask may be on. It takes as few GPUs as possible, those with the most room left, but
+    all that were chosen by hand. Without GPUs, it is on the worker with the most memory left. Exclusive GPUs stay
+    exclusive. None if the ask may have no worker or GPU at all."""
     able = devices.able(ask) & admitted[devices.workers]
     free = devices.free(msgspec.structs.replace(ask, gpu_utilization=None))
     kinds = devices.kinds(able, mixed=ask.mixed_gpus)
@@ -50,7 +50,7 @@ def overcommitted(ask: Ask, fleet: Fleet, devices: Devices, admitted: Mask) -> P
 def _by_layers(
     ask: Ask, fleet: Fleet, devices: Devices, kinds: Sequence[Mask], free: Floats, count: int
 ) -> Place | None:
-    """A split over `count` GPUs of one worker, with layers in proportion to what is left on each."""
+    """A place on `count` GPUs of one worker. The layers are in proportion to the memory left on each GPU."""
     for host in sorted(fleet.workers, key=lambda one: -float(free[devices.of(one)].sum())):
         for kind in kinds:
             mine = [device for device in host.devices if kind[device.row]]

@@ -1,4 +1,4 @@
-"""The placer: an ask in, a place or a refusal out, with everything that was considered.
+"""The placer turns an ask into a place or a refusal, with everything that was considered.
 
     labels -> status -> by hand -> engine -> room in a tier -> scores -> the best
                                                |
@@ -66,14 +66,14 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     place: Place
     score: float
     runner_ups: tuple[tuple[str, float], ...] = ()
-    """(worker, score) of the next best in the same tier."""
+    """(worker, score) for the next best workers in the same tier."""
     overcommitted: Reason | None = None
-    """Why it does not fit, if it was placed nevertheless."""
+    """If the instance was placed although it does not fit, the reason why it does not fit."""
     trace: Trace | None = None
 
 
 class FirstBest:
-    """The highest total; the first on a tie."""
+    """Picks the candidate with the highest total. On a tie, picks the first."""
 
     def pick(self, cycle: Cycle[Any], ranked: Ranked[Host]) -> Sequence[Host]:
         return (ranked.candidates[int(np.argmax(ranked.totals))],)
@@ -83,8 +83,8 @@ class Placer:
     """Finds places in one fleet."""
 
     def __init__(self, fleet: Fleet, workload: Workload | None = None, learned: LearnedWorkload | None = None) -> None:
-        """`workload`: the asks to expect; packing keeps room for them. Without one, it is learned from the asks that
-        are taken, and from those that `learned` has counted already."""
+        """`workload` has the expected asks, for which packing keeps room. Without it, the workload is learned from the
+        asks that are taken, and from the asks that `learned` has already counted."""
         self.fleet = fleet
         self.learned = LearnedWorkload() if learned is None and workload is None else learned
         self._given = workload
@@ -99,7 +99,7 @@ class Placer:
         self._tiers = {kind: self._profiles(kind) for kind in Arrangement}
 
     def place(self, ask: Ask, *, traced: bool = True) -> Placed | Refused:
-        """Where this instance should go at present. Nothing is claimed."""
+        """Where this instance should go in the present fleet. Nothing is claimed."""
         unknown = None if knows_a_choice(self.fleet, ask) else unknown_choice(self.fleet, ask)
         if unknown is not None:
             return self._unknown(ask, unknown)
@@ -131,14 +131,14 @@ class Placer:
         return None if workload is None else Fragmentation(self.fleet, workload, self.devices)
 
     def _follow(self) -> None:
-        """Use a workload that was learned in the meantime."""
+        """Switch to the newest learned workload."""
         if self.learned is not None and self.learned.version != self._version:
             self._version = self.learned.version
             self._fragmentation = self._fragmentation_of(self.learned.workload)
             self._tiers[Arrangement.BINPACK] = self._profiles(Arrangement.BINPACK)
 
     def _learn(self, ask: Ask) -> None:
-        """Count an instance once, however often its placement is tried."""
+        """Count the ask of an instance. If its placement is tried again, the ask is not counted again."""
         if self.learned is None or ask.instance_id in self._asked:
             return
         self._asked[ask.instance_id] = None
@@ -147,9 +147,9 @@ class Placer:
         self.learned.saw(ask)
 
     def take(self, ask: Ask, missing: int = 1) -> Placed | Refused:
-        """A place for this instance, claimed. If the ask is all or nothing, there must be room for all `missing`
-        instances of its deployment, this one included. Every worker and GPU that was chosen by hand must exist or have
-        existed: a wrong name is an error, even next to a correct one."""
+        """Find a place for this instance and claim it. If the ask is all or nothing, there must be room for all
+        `missing` instances of its deployment, including this one. Every worker or GPU chosen by hand must exist or have
+        existed. A wrong name is an error, even next to a correct name."""
         if ask.all_or_nothing and missing > 1:
             trial = Placer(self.fleet.copy(), self.workload)
             for number in range(missing):
@@ -167,7 +167,7 @@ class Placer:
         return Refused(ask, [RejectedEach(self.fleet.workers, np.arange(len(self.fleet)), lambda _: why)])
 
     def admitted(self, ask: Ask) -> Mask:
-        """The workers that it may be on, by row, whether or not they have room."""
+        """The workers that the ask may be on, by row, whether or not they have room."""
         run = self._admission.run(Cycle(ask), self.fleet.workers)
         among = np.zeros(len(self.fleet), dtype=bool)
         if isinstance(run, ProfileResult):
@@ -175,13 +175,13 @@ class Placer:
         return among
 
     def devices(self) -> Devices:
-        """The GPUs by their present numbers."""
+        """The GPUs, in the present numbering of the fleet."""
         if self._devices is None or self._devices.generation != self.fleet.generation:
             self._devices = Devices(self.fleet)
         return self._devices
 
     def _in_order(self, ask: Ask) -> list[tuple[ResourceFit, Profile[Host]]]:
-        """The tiers in the order of the ask; the others come last, with the reason that they are not listed."""
+        """The tiers in the order that the ask lists. Unlisted tiers come last, with that as the reason."""
         usual, listed = self._tiers[ask.arrangement], ask.tiers
         if not listed:
             return usual
@@ -190,8 +190,8 @@ class Placer:
     def _profiles(self, kind: Arrangement) -> list[tuple[ResourceFit, Profile[Host]]]:
         """The tiers in order, each with the profile that ranks the workers that fit."""
         fleet, fragmentation = self.fleet, self._fragmentation if kind is Arrangement.BINPACK else None
-        # Each outweighs all that follow. The best of `TierQuality` and of `Apart` lead by at least a half; the smallest
-        # step of `SpoilsLeast` among 10,000 workers is 1e-4.
+        # Each leading scorer outweighs all that follow. In `TierQuality` and `Apart`, the best lead by at least a half.
+        # In `SpoilsLeast`, the smallest step among 10,000 workers is 1e-4.
         scorers: tuple[object, ...]
         if kind is Arrangement.SPREAD:
             scorers = (FilesAreThere(), 1.0), (TierQuality(), 200.0), (NearTo(fleet), 50.0)

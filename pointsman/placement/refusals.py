@@ -1,4 +1,4 @@
-"""Why there is no place: every worker and every tier with a reason."""
+"""Why there is no place for an ask, with a reason for every worker and every tier."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from pointsman.reasons import Reason, counted
 from pointsman.selection import Rejected, Trace
 
 NOT_CONSIDERED = "not considered"
-"""A key in addition to the names of tiers: for workers that no tier considers."""
+"""The key for workers that no tier considers, in addition to the names of tiers."""
 
 
 class RefusedTier(msgspec.Struct, frozen=True, eq=False):
@@ -25,13 +25,13 @@ class RefusedTier(msgspec.Struct, frozen=True, eq=False):
 
 
 class Refused(msgspec.Struct, frozen=True, eq=False):
-    """An ask for which there is no place: a value, because that is an ordinary outcome."""
+    """An ask for which there is no place. It is a value and not an error, because this is an ordinary outcome."""
 
     ask: Ask
     not_considered: Sequence[Rejected[Host]]
     """Workers that the ask may not be on, in any tier."""
     tiers: Sequence[RefusedTier] = ()
-    """Empty if there is no worker that the ask may be on."""
+    """The tiers that were tried; empty if there is no worker that the ask may be on."""
     trace: Trace | None = None
 
     def reasons(self) -> dict[str, dict[str, Reason]]:
@@ -43,7 +43,7 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def reason(self) -> Reason:
-        """What is in the way in the first tier that the ask allows and for which workers have GPUs."""
+        """The main reason: the obstacle in the first tier that the ask allows and for which workers have GPUs."""
         unconsidered = self._unconsidered()
         allowed = [[*unconsidered, *one.rejected] for one in self.tiers if not one.forbidden]
         if not self.tiers and unconsidered:
@@ -55,7 +55,7 @@ class Refused(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def in_full(self) -> Reason:
-        """How many workers are rejected for what: before any tier, then by tier."""
+        """The number of workers rejected for each reason, first before any tier and then by tier."""
         unconsidered = counted(self._unconsidered())
         if not unconsidered and not self.tiers:
             return Reason("no-workers")

@@ -1,4 +1,4 @@
-"""Which of the workers that fit is best: 0 to 1 for each. Weights belong to the arrangement."""
+"""Scores from 0 to 1 for the workers that fit. The weights of scorers depend on the arrangement."""
 
 from collections import Counter
 from math import log
@@ -40,7 +40,7 @@ class TightFit:
 class SpoilsLeast:
     """Prefers the place where fragmentation grows least for the expected workload.
 
-    It ranks: the best has 1, the others follow in equal steps, equals have the same score.
+    Scores are ranks. The best worker has 1, the others follow in equal steps, and equal workers have equal scores.
     """
 
     bounded = True
@@ -98,8 +98,8 @@ class SparesCapable:
 
 
 def _worth_of_gpus(hosts: Hosts) -> Floats:
-    """A rank per GPU: 1 for the cheapest, 2 for the next, and so on. It follows the price per hour if every worker with
-    GPUs has one, else memory, where sizes within a third are alike, and then the generation."""
+    """A rank per GPU: 1 for the cheapest, 2 for the next, and so on. The rank follows the hourly price if every worker
+    with GPUs has a price. Otherwise it follows the memory (sizes within a third are alike), then the generation."""
     devices = [device for host in hosts for device in host.devices]
     prices = [device.host.worker.price_per_gpu_hour for device in devices]
     if all(prices):
@@ -149,8 +149,8 @@ class LeastUsed(LeastClaimed):
 class Apart:
     """Prefers workers with the fewest instances of the same deployment, then racks with the fewest.
 
-    The best have 1, all others at most 0.5: no scorer of less weight puts a second instance on a worker while another
-    has fewer.
+    The best workers have 1, all others at most 0.5. So no scorer with less weight puts a second instance on a worker
+    while another worker has fewer instances.
     """
 
     bounded = True
@@ -215,7 +215,7 @@ class NearTo:
 
 
 def _hosts_of(fleet: Fleet, deployment: str) -> Counter[Host]:
-    """The workers with instances of a deployment, and how many each has; an instance on its own belongs to none."""
+    """The number of instances of a deployment on each worker. Empty for an instance that belongs to no deployment."""
     placed = fleet.occupants.of(deployment) if deployment else ()
     return Counter(fleet[worker] for one in placed for worker in one.place.workers)
 

@@ -1,7 +1,7 @@
-"""The expected workload, for which packing keeps room; it is learned from asks.
+"""The expected workload, which is learned from asks. Packing keeps room for it.
 
-Enters: asks, as they are made. Leaves: kinds with weights. The one rule: what is learned depends on what was asked and
-in which order, not on where it was placed.
+Enters: asks, as they are made. Leaves: kinds with weights. The one rule: the result depends only on the asks and their
+order, and not on where instances were placed.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from pointsman.placement.asks import Ask
 from pointsman.placement.fragmentation import AskKind, Workload
 
 MAX_HISTORY = 20_000
-"""Maximum number of counted asks; beyond it all counts are halved, so that recent asks outweigh older ones."""
+"""Maximum number of counted asks. When it is exceeded, all counts are halved, so that recent asks weigh more."""
 MAX_REMEMBERED = 1_024
-"""Maximum number of kinds; beyond it the rarest are dropped."""
+"""Maximum number of kinds. When it is exceeded, the rarest kinds are dropped."""
 FIRST_ASKS = 16
 """Minimum number of asks for the workload to count as known."""
 
@@ -26,7 +26,7 @@ class KindCount(msgspec.Struct, frozen=True):
 
 
 class LearnedWorkload:
-    """Counts asks. Its workload changes when the number of asks has doubled, later every `MAX_HISTORY` / 2."""
+    """Counts asks. The workload changes when the number of asks has doubled, later every `MAX_HISTORY` / 2 asks."""
 
     def __init__(self, counts: Iterable[KindCount] = ()) -> None:
         self._counts: Counter[AskKind] = Counter()
@@ -37,7 +37,7 @@ class LearnedWorkload:
         self.version = 0
         """A version that grows whenever the workload changes."""
         self.workload: Workload | None = None
-        """The workload; None until enough asks were counted."""
+        """The workload; None until enough asks have been counted."""
         self._renew()
 
     def __len__(self) -> int:

@@ -5,39 +5,39 @@ import re
 import msgspec
 
 MAX_LAYERS = 10_000
-"""More than any model has: a file with more is damaged."""
+"""Maximum number of layers. No model has more, so a file with more is damaged."""
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):
     name: str
     bytes: int
     parameters: int
-    """0 for scales and other additions of a quantisation."""
+    """Number of parameters; 0 for scales and other tensors that a quantisation adds."""
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a model. Tuples have one entry per layer."""
 
     name: str
-    """The family, as its files name it: llama, qwen3, deepseek_v2."""
+    """The family of the model, as its files name it: llama, qwen3, deepseek_v2."""
     layers: int
     hidden: int
     intermediate: int
-    """Width of the feed-forward part that one token uses: with experts, of all experts it is routed to."""
+    """Width of the feed-forward part that one token uses. With experts, the sum over all that it is routed to."""
     attention_heads: int
     kv_heads: tuple[int, ...]
-    """0 if a layer keeps nothing per token."""
+    """KV heads of each layer; 0 if the layer keeps nothing per token."""
     key_dim: int
     value_dim: int
     latent_dim: int = 0
     """Numbers that latent attention (MLA) keeps per token and layer, for all heads together; 0 without MLA."""
     windows: tuple[int | None, ...]
-    """Tokens that each layer attends to; None: all of them, 0: it keeps nothing per token (recurrent, shared)."""
+    """Tokens that each layer attends to. None means all; 0 means that nothing is kept per token (recurrent, shared)."""
     vocabulary: int
     experts: int = 0
     experts_used: int = 0
     trained_context: int | None = None
-    """The longest context that it was trained for, if its files say."""
+    """The longest context that the model was trained for; None if the files do not say."""
     embeds: bool = False
     kv_bits: int | None = None
     """Bits of a KV cache that was quantised with the model."""
@@ -65,11 +65,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Weights after the last layer."""
     parameters: int
     largest_dtype: str = ""
-    """The data type that most of the weights have."""
+    """The data type of most weights."""
     tied: bool = False
     """Whether the embeddings are also the output."""
     notes: tuple[str, ...] = ()
-    """Assumptions, where the files do not say."""
+    """Assumptions about what the files do not say."""
 
     @property
     def weight_bytes(self) -> int:

@@ -25,7 +25,7 @@ from pointsman.placement.estimate.safetensors import Adapter, read_adapter
 QUANTISED_BITS = {
     "fp8": 8, "ptpc_fp8": 8, "experts_int8": 8, "w8a8": 8, "int8": 8, "bitsandbytes": 4, "mxfp4": 4, "int4": 4,
 }  # fmt: skip
-"""Bits of a weight after loading, by the beginning of the method's name."""
+"""Bits per weight after loading, by the beginning of the method's name."""
 AUTO, VLLM, LLAMA_CPP = "auto", "vllm", "llama.cpp"
 
 
@@ -35,13 +35,13 @@ class Part(msgspec.Struct, frozen=True):
     name: str
     bytes: int
     gpu_bytes: int | None
-    """None if it is counted in another part."""
+    """Bytes on the fullest GPU; None if they are counted in another part."""
     of: str = ""
-    """That other part."""
+    """The other part in which these bytes are counted."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one instance needs, and what that is based on."""
+    """What one instance needs, and the inputs and assumptions of that estimate."""
 
     model: Model
     serving: Serving
@@ -58,17 +58,17 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes for one more token of one request while no window is full; without a draft."""
+        """Bytes for one more token in one request while no window is full, without the draft model."""
         return kv_bytes_per_token(self.model, self.engine, self.serving.kv_dtype)
 
     def served(self, **changes: int) -> "Estimate":
-        """The same with another context or concurrency."""
+        """The estimate for another context or concurrency."""
         serving = msgspec.structs.replace(self.serving, **changes)
         need = need_of(self.model, serving, self.engine, self.adapters, self.draft)
         return msgspec.structs.replace(self, serving=serving, need=need)
 
     def stages(self, tp: int = 1, pp: int = 1) -> tuple[int, ...]:
-        """Layers of each pipeline stage, as even as their sizes allow."""
+        """Layers in each pipeline stage, divided as evenly as their sizes allow."""
         need = self.need
         if tp not in need.tensor_parallel_sizes:
             sizes = ", ".join(map(str, need.tensor_parallel_sizes))
@@ -106,7 +106,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fullest(need: Need, tp: int, stages: Sequence[int]) -> tuple[int, int]:
-    """The stage that takes the most per GPU: its first layer, and the one after its last."""
+    """The stage that takes the most per GPU, as its first layer and the layer after its last."""
     ends = list(accumulate(stages))
     ranges = zip([0, *ends[:-1]], ends, strict=True)
     return max(ranges, key=lambda stage: need.stage_bytes(stage[0], stage[1], tp))
@@ -161,12 +161,12 @@ def estimate(
 
 
 def quantised_on_load(model: Model, method: str) -> Model:
-    """The model with the matrices of its layers as small as an engine makes them when it loads them."""
+    """The model after an engine has quantised the matrices of the layers while loading them."""
     bits = next((bits for name, bits in QUANTISED_BITS.items() if method.lower().startswith(name)), None)
     known = {"F32": 32, "float32": 32, "F16": 16, "BF16": 16, "float16": 16, "bfloat16": 16, "half": 16}
     stored = known.get(model.largest_dtype)
     if not method or method == "None" or stored is None:
-        return model  # it is quantised in its files, and this only names the method
+        return model  # the files are already quantised, and `method` only names how
     if bits is None:
         why = f"weights are counted as in the files: what quantization {method} makes of them is not known"
         return msgspec.structs.replace(model, notes=(*model.notes, why))
@@ -204,39 +204,39 @@ def _why_missing(path: Path) -> str:
     return "there is no such folder; if this is the name of a model on a hub, download it, and give its folder"
 
 
-# Whether an estimate fits on a GPU model, on how many, and how far context and concurrency can grow there
+# Whether an estimate fits on a GPU model, how many GPUs that takes, and how far context and concurrency can grow there
 
 MAX_CONTEXT = 1 << 24
 MAX_REQUESTS = 1 << 16
 MAX_TOKENS = 1 << 34
 DRIVER_BYTES = 1 << 29
-"""About how much of the memory that a driver reports it keeps for itself."""
+"""Approximate memory that a driver keeps for itself, out of the memory that it reports."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str
     memory_bytes: int
     usable_bytes: int
-    """The most that the engine uses of it."""
+    """The most memory of a GPU that the engine uses."""
     gpu_bytes: int
     """Bytes on the fullest GPU, with the requested split."""
     fits: bool
     gpus: int | None
-    """The smallest tensor-parallel size that fits; None if none does."""
+    """The smallest tensor-parallel size that fits; None if no size fits."""
     context: int
-    """The largest context with the requested concurrency, at most what the model was trained for; 0: none."""
+    """The largest context that fits with the requested concurrency, up to the trained context; 0 if none fits."""
     concurrency: int
-    """The largest concurrency with the requested context; 0: none."""
+    """The largest concurrency that fits with the requested context; 0 if none fits."""
     gpu_layers: int
-    """Layers that one GPU can hold while the others stay on the CPU."""
+    """Number of layers that one GPU can hold while the other layers stay on the CPU."""
     kv_tokens: int
-    """Tokens that the KV cache can hold, over all requests; 0 without one."""
+    """Tokens that the KV cache can hold for all requests together; 0 if there is no KV cache."""
 
 
 def fit(
     estimate: Estimate, memory_bytes: int, tp: int = 1, pp: int = 1, gpu: str = "", share: float | None = None
 ) -> Fit:
-    """Try one size of GPU. `share`: the part of it that is used; None: the engine's default."""
+    """How an estimate fits on one size of GPU. `share` is the used part of the GPU; None means the engine's default."""
     usable = usable_bytes(estimate, memory_bytes, share)
     stages = estimate.stages(tp, pp)
 
@@ -271,10 +271,10 @@ def _gpu_bytes(estimate: Estimate, tp: int, stages: Sequence[int]) -> int:
 
 
 def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
-    """Tokens of one long request that fit besides everything else: what vLLM reports as the size of its KV cache."""
+    """Tokens of one long request that fit beside everything else. vLLM reports this number as its KV cache size."""
     if not estimate.kv_bytes_per_token:
         return 0
-    # The activations stay those of the requested concurrency.
+    # The activations stay as they are for the requested concurrency.
     sequences = estimate.serving.max_sequences or max(SEQUENCES, estimate.serving.concurrency)
     alone = estimate.served(concurrency=1, max_sequences=sequences)
     stages = estimate.stages(tp, pp)
@@ -282,7 +282,7 @@ def kv_tokens(estimate: Estimate, usable: int, tp: int = 1, pp: int = 1) -> int:
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which it holds, given that it holds for all smaller ones; 0 if for none."""
+    """The largest number up to `most` for which `holds` is true; 0 if there is none. `holds` must be monotonic."""
     if holds(most):
         return most
     low, high = 0, 1

@@ -1,6 +1,6 @@
 """GGUF: the header of a file, and the model that its metadata describes. The weights are never read.
 
-A file in parts (`-00001-of-00003`) is read by its first part; the others must be beside it.
+A model in several files (`-00001-of-00003`) is read through its first file. The others must be in the same folder.
 """
 
 import re
@@ -46,7 +46,7 @@ MAGIC = b"GGUF"
 MAX_TEXT_BYTES = 4096
 """Longer texts are skipped: chat templates say nothing about memory."""
 MAX_LIST_LENGTH = 16_384
-"""Longer lists are skipped: one entry per layer is of interest, one per entry of the vocabulary is not."""
+"""Longer lists are skipped. Lists with an entry per layer matter; lists with an entry per vocabulary entry do not."""
 
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
@@ -73,7 +73,7 @@ class GgufTensor(NamedTuple):
 
 
 class GgufFile(NamedTuple):
-    """The header, of all parts together."""
+    """The header, combined from all parts."""
 
     path: Path
     version: int
@@ -82,13 +82,13 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of a file, or of all parts of one. Raises UnreadableModel for anything else."""
+    """The header of a GGUF file, combined from all of its parts. Raises UnreadableModel for any other file."""
     files = [_read_one(part) for part in parts_of(path)]
     return files[0]._replace(path=path, tensors=tuple(tensor for file in files for tensor in file.tensors))
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of a file, in order, given any of them."""
+    """All parts of a file, in order. `path` is any one of the parts."""
     found = _PART.fullmatch(path.name)
     if found is None or int(found[3]) == 0:
         return [path]
@@ -115,7 +115,7 @@ def _read_one(path: Path) -> GgufFile:
             found = f"{big} in big-endian order" if big in (2, 3) else str(version)
             source.fail("GGUF of version 2 or 3", f"version {found}")
         tensor_count, entries = _number(source, "<Q", "the number of tensors"), _number(source, "<Q", "of entries")
-        # An entry has at least a length, a type and one byte; a tensor a length, a rank, a type and an offset.
+        # The minimum of an entry: a length, a type and a byte. Of a tensor: a length, a rank, a type and an offset.
         source.demand(entries * 13 + tensor_count * 24, f"{entries:,} entries and {tensor_count:,} tensors")
         metadata = {}
         for _ in range(entries):
@@ -205,7 +205,7 @@ EMBEDDERS = frozenset(
 WINDOW_EVERY = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4, "exaone4": 4, "olmo2": 4,
 }  # fmt: skip
-"""Sizes of groups of layers: in each group, all but the last layer attend only to the window."""
+"""Sizes of groups of layers, by family. In each group, only the last layer attends beyond the window."""
 
 
 def gguf_model(path: Path) -> Model:

@@ -20,7 +20,7 @@ _WITHOUT_CACHE = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "s
 
 
 def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None, ...]:
-    """The most tokens that each layer keeps; None: all, 0: none."""
+    """The maximum number of tokens that each layer keeps. None means all tokens; 0 means none."""
     found = _by_kind(text, layers) or _by_rule(text, layers)
     shared = text.whole("num_kv_shared_layers") or 0
     if shared:
@@ -33,7 +33,7 @@ def windows_of(text: Fields, layers: int, notes: list[str]) -> tuple[int | None,
 
 
 def _by_kind(text: Fields, layers: int) -> list[int | None] | None:
-    """The windows according to a list that names the kind of each layer; None if there is none."""
+    """The windows according to a list with the kind of each layer; None if there is no such list."""
     kinds = text.get("layer_types") or text.get("layers_block_type") or text.get("block_types")
     pattern = text.text("hybrid_override_pattern")
     if not kinds and pattern:
@@ -85,18 +85,18 @@ _PACKED = ("qweight", "weight_packed")
 
 
 class Quantisation(msgspec.Struct, frozen=True):
-    """How the weights of layers are stored; no method here quantises embeddings and output."""
+    """How the weights of layers are stored. No method here quantises embeddings or output."""
 
     method: str = ""
-    """Empty if they are not quantised."""
+    """The method; empty if the weights are not quantised."""
     bits: int = 16
     group: int = 0
-    """How many numbers share a scale; 0: enough that the size of the scales can be ignored."""
+    """How many numbers share a scale. 0 means so many that the size of the scales can be ignored."""
     kv_bits: int | None = None
 
     @property
     def bits_per_number(self) -> float:
-        """Including the scales of AWQ, GPTQ and the like: 16 bits each, with a zero point as large as a number."""
+        """Bits per number, including scales as in AWQ and GPTQ: 16 bits each, and a zero point as large as a number."""
         return self.bits + (16 + self.bits) / self.group if self.group else float(self.bits)
 
 
@@ -179,7 +179,7 @@ def feed_forward(text: Fields, hidden: int) -> FeedForward:
 def computed_tensors(
     shape: Architecture, text: Fields, dtype_bits: int, quantisation: Quantisation
 ) -> Iterator[Tensor]:
-    """One tensor for each part of each layer, with its computed size."""
+    """One tensor with a computed size for each part of each layer."""
 
     def plain(name: str, numbers: int) -> Tensor:
         return Tensor(name, numbers * dtype_bits // 8, numbers)
@@ -226,7 +226,7 @@ def _feed_forward(shape: Architecture, text: Fields, layer: int) -> int:
 
 
 def _biases(shape: Architecture, text: Fields) -> int:
-    """Number of biases of queries, keys and values: Qwen2 always has them, others if their configuration says so."""
+    """Number of biases for queries, keys and values. Qwen2 always has these; others have them if so configured."""
     if text.get("attention_bias") is not True and shape.name not in ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl"):
         return 0
     return (shape.attention_heads + 2 * shape.kv_heads[0]) * shape.key_dim
@@ -287,7 +287,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gemma2": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000},
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256_000},
 }  # fmt: skip
-"""Defaults of the published code of a family, for configurations that omit them, as that of gemma-3-4b-it does."""
+"""Defaults in the published code of each family. Some configurations (such as that of gemma-3-4b-it) omit them."""
 
 
 def _with_defaults(text: Fields) -> Fields:
@@ -295,7 +295,7 @@ def _with_defaults(text: Fields) -> Fields:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The text part of a configuration: of a multimodal model, it is nested."""
+    """The text part of a configuration. In the configuration of a multimodal model, this part is nested."""
     for name in _TEXT_CONFIGS:
         inner = config.get(name)
         if isinstance(inner, dict):
@@ -345,7 +345,7 @@ def _architecture(
 
 
 def _intermediate(text: Fields, hidden: int) -> int:
-    """Width that one token uses."""
+    """Width of the feed-forward part that one token uses."""
     width = feed_forward(text, hidden)
     used = text.whole("num_experts_per_tok", "num_experts_per_token", "moe_topk")
     if not used:
@@ -354,7 +354,7 @@ def _intermediate(text: Fields, hidden: int) -> int:
 
 
 def _embeds(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether it is an embedding model: sentence-transformers have a file, others a class name."""
+    """Whether this is an embedding model. A file of sentence-transformers or the name of a class says so."""
     if (folder / "modules.json").exists() or (folder / "1_Pooling").is_dir():
         return True
     classes = config.get("architectures")

@@ -1,4 +1,4 @@
-"""From a model and serving parameters to what an instance needs: memory models of the engines."""
+"""The need of an instance, from a model and its serving parameters: how each engine uses memory."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -18,14 +18,14 @@ MIB, GIB = 1 << 20, 1 << 30
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     context: int
-    """Tokens of one request, prompt and response together."""
+    """Tokens in one request, prompt and response together."""
     concurrency: int = 1
-    """Concurrent requests with a full context each."""
+    """Number of concurrent requests, each with a full context."""
     kv_dtype: str = "auto"
     batch_tokens: int | None = None
-    """Tokens computed in one step; None: the default of the engine."""
+    """Tokens computed in one step. None means the default of the engine."""
     max_sequences: int | None = None
-    """Requests that the engine allocates for; None: its default, at least `concurrency`."""
+    """Number of requests that the engine allocates memory for. None means its default, or `concurrency` if larger."""
     flash_attention: bool = True
 
     def __post_init__(self) -> None:
@@ -40,11 +40,11 @@ class EngineMemory(Protocol):
 
     name: str
     usable_share: float
-    """Share of a GPU that it uses for weights, KV cache and activations."""
+    """Share of a GPU that the engine uses for weights, KV cache and activations."""
     tensor_parallel: bool
 
     def kv_bits(self, model: Model, dtype: str) -> float:
-        """Bits of one number in the KV cache."""
+        """Bits per number in the KV cache."""
 
     def kv_tokens(self, serving: Serving, window: int | None) -> int:
         """Tokens that a layer with this window keeps, for all requests together."""
@@ -59,13 +59,13 @@ class EngineMemory(Protocol):
         """Bytes on each GPU for the engine itself."""
 
     def host_bytes(self, model: Model, serving: Serving) -> int:
-        """Memory of the machine, wherever the model is."""
+        """Bytes of the machine's memory that are needed even if the model is on GPUs."""
 
     def ends(self, model: Model) -> tuple[int, int]:
-        """Weights outside layers: (bytes with the first layer, bytes with the last)."""
+        """Weights outside layers: (bytes kept with the first layer, bytes kept with the last layer)."""
 
     def assumptions(self, model: Model, serving: Serving) -> list[str]:
-        """What an estimate for it assumes."""
+        """What an estimate for this engine assumes."""
 
 
 def bits_of(dtype: str, known: dict[str, float]) -> float:
@@ -86,19 +86,19 @@ CELLS = 256
 LLAMA_CPP_BATCH_TOKENS = 256
 """Pointsman's setting; the default of llama.cpp is 512."""
 LLAMA_CPP_GPU_BYTES = 512 * MIB
-"""Context and workspaces of the GPU driver."""
+"""Bytes on a GPU for the context and the workspaces of the driver."""
 LLAMA_CPP_PROCESS_BYTES = 36 * MIB
-"""Python, the library, its threads."""
+"""Bytes of the process: Python, the library and its threads."""
 TOKENIZER_ENTRY_BYTES = 350
 """Bytes for each entry of the vocabulary."""
 
 
 class LlamaCppMemory:
-    """llama.cpp with a separate KV cache for every slot; embeddings stay in the machine's memory."""
+    """llama.cpp with a separate KV cache for every slot. Embeddings stay in the machine's memory."""
 
     name = "llama.cpp"
     usable_share = 1.0
-    tensor_parallel = False  # it assigns whole layers to GPUs
+    tensor_parallel = False  # llama.cpp assigns whole layers to GPUs
 
     def kv_bits(self, model: Model, dtype: str) -> float:
         return 16 if dtype == "auto" else bits_of(dtype, _LLAMA_CPP_KV_BITS)
@@ -113,7 +113,7 @@ class LlamaCppMemory:
         return model.architecture.embeds and model.architecture.name in EMBEDDERS
 
     def activation_bytes(self, model: Model, serving: Serving) -> int:
-        """The buffer for one step at its peak, and the one for the results."""
+        """The peak size of the buffer for one step, plus the buffer for the results."""
         shape, context = model.architecture, _cells(serving.context)
         batch = context if shape.embeds else self._batch(serving)  # embeddings are computed in one step
         logits = 0 if shape.embeds else 4 * shape.vocabulary * serving.concurrency
@@ -162,20 +162,20 @@ BLOCK = 16
 """Tokens per block of vLLM's KV cache: requests take whole blocks."""
 VLLM_BATCH_TOKENS = 8192
 SEQUENCES = 256
-"""vLLM's defaults. On GPUs of 70 GiB and more, newer releases allocate for 1024 requests: set max_sequences."""
+"""Defaults of vLLM. On GPUs of 70 GiB or more, newer releases allocate for 1024 requests: set max_sequences."""
 SAMPLER_BYTES = 12
-"""Bytes per request and entry of the vocabulary: logits, a copy and probabilities, 4 bytes each."""
+"""Bytes per request and vocabulary entry: logits, a copy and probabilities, with 4 bytes each."""
 VLLM_GPU_BYTES = 11 * GIB // 10
-"""CUDA context, workspaces, communication."""
+"""Bytes on a GPU for the CUDA context, workspaces and communication."""
 VLLM_HOST_BYTES = 4 * GIB
-"""Memory of the machine for its processes."""
+"""Bytes of the machine's memory for the processes of vLLM."""
 
 
 class VllmMemory:
-    """vLLM: weights and activations are computed in 16 bits, the KV cache is in blocks."""
+    """vLLM. Weights and activations are computed in 16 bits, and the KV cache consists of blocks."""
 
     name = "vllm"
-    usable_share = 0.9  # its gpu_memory_utilization; CUDA graphs are in the rest
+    usable_share = 0.9  # the default of gpu_memory_utilization; CUDA graphs are in the rest
     tensor_parallel = True
 
     def kv_bits(self, model: Model, dtype: str) -> float:
@@ -197,7 +197,7 @@ class VllmMemory:
 
     def activation_bytes(self, model: Model, serving: Serving) -> int:
         shape = model.architecture
-        # At once in each layer: gate, up and their product; residual, input and output; the results of experts.
+        # Each layer holds at the same time: gate, up and their product; residual, input and output; results of experts.
         layer = self._batch(serving) * 2 * (3 * shape.intermediate + (4 + shape.experts_used) * shape.hidden)
         sampler = 0 if shape.embeds else self._sequences(serving) * shape.vocabulary * SAMPLER_BYTES
         return max(layer, sampler)
@@ -253,7 +253,7 @@ def need_of(
         first += adapter.other_bytes
     kv = kv_layer_bytes(model, serving, engine)
     activations = engine.activation_bytes(model, serving)
-    if draft is not None:  # it runs where the last layer does
+    if draft is not None:  # the draft runs where the last layer runs
         last += draft.weight_bytes
         kv[-1] += sum(kv_layer_bytes(draft, serving, engine))
         activations = max(activations, engine.activation_bytes(draft, serving))
@@ -292,8 +292,8 @@ def kv_bytes_per_token(model: Model, engine: EngineMemory, dtype: str = "auto") 
 
 
 def tensor_parallel_sizes(shape: Architecture) -> tuple[int, ...]:
-    """Numbers of GPUs that can share each layer: heads, feed-forward part and padded vocabulary divide evenly; KV heads
-    divide or are replicated evenly."""
+    """Numbers of GPUs that can share each layer. Heads, feed-forward part and padded vocabulary must divide evenly. KV
+    heads must divide evenly or be copied evenly."""
     heads, kv_heads = shape.attention_heads, _kv_splits(shape)
     vocabulary = -(-shape.vocabulary // VOCABULARY_PAD) * VOCABULARY_PAD
 
@@ -306,5 +306,5 @@ def tensor_parallel_sizes(shape: Architecture) -> tuple[int, ...]:
 
 
 def _kv_splits(shape: Architecture) -> int:
-    """A latent cache has no heads to divide: every GPU keeps all of it."""
+    """Number of parts of the KV cache. A latent cache has no heads to divide, so every GPU keeps the whole cache."""
     return 1 if shape.latent_dim else max(reduce(gcd, shape.kv_heads, 0), 1)

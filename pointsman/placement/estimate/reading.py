@@ -14,8 +14,8 @@ MAX_JSON_BYTES = 128 << 20
 
 
 class UnreadableModel(PointsmanError):
-    """A file of a model is not as expected; names the file, what was expected and what was found, or why it cannot be
-    read at all."""
+    """A file of a model is not as expected. The message names the file, and says what was expected and what was found,
+    or why the file cannot be read at all."""
 
     def __init__(self, path: Path, expected: str = "", found: str = "", *, why: str = "") -> None:
         self.path, self.expected, self.found = path, expected, found
@@ -64,7 +64,7 @@ class Source:
         self._file.seek(count, 1)
 
     def demand(self, count: int, what: str) -> None:
-        """Raise if fewer bytes follow. Without this check, a damaged length would allocate too much memory."""
+        """Raise if fewer than `count` bytes follow. Otherwise a damaged length would allocate too much memory."""
         if count > self.left:
             self.fail(
                 f"{count:,} bytes of {what} at byte {self.position:,}", f"only {self.left:,} more; it is truncated"
@@ -75,7 +75,7 @@ class Source:
 
 
 def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
-    """A file, or a part of one, that is one JSON object."""
+    """The JSON object that a file, or a part of a file, consists of."""
     if data is None:
         with Source(path) as source:
             if source.size > MAX_JSON_BYTES:
@@ -91,7 +91,7 @@ def json_object(path: Path, data: bytes | None = None) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of a configuration; each is checked for its type when it is read."""
+    """The fields of a configuration. The type of each field is checked when the field is read."""
 
     MAX = 1 << 48
 
@@ -99,7 +99,7 @@ class Fields:
         self.path, self.values, self._prefix = path, values, prefix
 
     def whole(self, *names: str) -> int | None:
-        """The first of these that is present and not null, a whole number >= 0."""
+        """The first of these fields that is present and not null, as a whole number >= 0; None if there is none."""
         for name in names:
             value = self.get(name)
             if value is None:
@@ -110,7 +110,7 @@ class Fields:
         return None
 
     def needed(self, *names: str, least: int = 1) -> int:
-        """The same, but required."""
+        """Like `whole`, but one of the fields is required, and must be at least `least`."""
         found = self.whole(*names)
         if found is None or found < least:
             self._fail(" or ".join(names), f"a whole number >= {least}", "nothing" if found is None else found)
@@ -124,7 +124,7 @@ class Fields:
         return self.values.get(self._prefix + name)
 
     def wholes(self, name: str) -> list[int] | None:
-        """A list of whole numbers, if it is one."""
+        """The value of a field if it is a list of whole numbers; None otherwise."""
         value = self.get(name)
         if not isinstance(value, list) or not all(isinstance(one, int) and 0 <= one < self.MAX for one in value):
             return None

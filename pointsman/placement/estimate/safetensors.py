@@ -32,7 +32,7 @@ class Stored(NamedTuple):
 
 
 def read_safetensors(path: Path) -> list[Stored]:
-    """The tensors of one file. Raises UnreadableModel for anything else, and if data is missing at its end."""
+    """The tensors in one file. Raises UnreadableModel if the file is not safetensors, or is cut off at its end."""
     with Source(path) as source:
         length = int.from_bytes(source.take(8, "the length of the header"), "little")
         if length > MAX_JSON_BYTES:
@@ -68,12 +68,12 @@ def _wholes(value: Any) -> list[int] | None:
 
 
 def read_weights(folder: Path) -> list[Stored]:
-    """All tensors of a model's folder: of the files in its index, else of model.safetensors, else of all files."""
+    """All tensors in the files that `weight_files` finds in a model's folder."""
     return [tensor for file in weight_files(folder) for tensor in read_safetensors(file)]
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights; empty without safetensors."""
+    """The files with the weights: those in the index, else model.safetensors, else all; empty if there are none."""
     index = folder / INDEX
     if index.exists():
         names = json_object(index).get("weight_map")
@@ -98,7 +98,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter, loaded together with the model."""
+    """One adapter that is loaded together with the model."""
 
     name: str
     rank: int
@@ -125,7 +125,7 @@ def read_adapter(path: Path) -> Adapter:
         raise UnreadableModel(path, f"an adapter: a folder with {CONFIG} and {WEIGHTS}, or a GGUF file", "neither")
     rank = Fields(path / CONFIG, json_object(path / CONFIG)).needed("r")
     stored = read_safetensors(path / WEIGHTS)
-    # Engines keep adapters in 16 bits, whatever the file has.
+    # Engines keep adapters in 16 bits, whatever data type the file has.
     return _adapter(path.name, rank, [(one.name, min(one.bytes, 2 * one.numbers)) for one in stored])
 
 

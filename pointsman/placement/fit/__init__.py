@@ -1,7 +1,7 @@
-"""The five ways to fit, one file each. The placer tries them in this order until a worker fits.
+"""The five ways to fit (tiers), one file each. The placer tries them in this order until a worker fits.
 
-Enters: an ask and the fleet as it stands. Leaves: the workers that have room in this tier, each with its place, and for
-the others the reason. The one rule: a worker with room is never rejected.
+Enters: an ask and the present fleet. Leaves: a place for each worker that has room in the tier, and a reason for each
+other worker. The one rule: a worker with room is never rejected.
 """
 
 from pointsman.placement.fit.base import NO_GPU, ResourceFit, RoomInTier, TierFit

@@ -1,6 +1,6 @@
-"""What the tiers have in common: which workers fit is computed over columns; reasons and places are made when read.
+"""What the tiers have in common. The workers that fit are computed over columns; reasons and places are made when read.
 
-A reason may be read when the fleet has changed: its facts are copied when the decision is made.
+A reason may be read after the fleet has changed. Its facts are therefore copied when the decision is made.
 """
 
 from abc import ABC, abstractmethod
@@ -37,23 +37,23 @@ CPU_SLACK = 1e-9
 
 
 class TierFit(msgspec.Struct, eq=False):
-    """Which workers have room for an ask in one tier, and how tightly it fits. Arrays are by row of the worker."""
+    """Which workers have room for an ask in one tier, and how tight the fit is. Arrays are by row of the worker."""
 
     ask: Ask
     fits: Mask
     free: Floats
-    """Bytes free where it would go, before it is there: of GPU memory, or of the machine's on a CPU."""
+    """Free bytes where the instance would go: in GPU memory or, on a CPU, in the machine's memory."""
     needed: float | Floats
-    """Bytes that it takes there."""
+    """Bytes that the instance would take there."""
     place: Callable[[Host], Place]
-    """Its place on a worker that fits."""
+    """Returns the place of the instance on a worker that fits."""
     why: Callable[[Host], Reason]
     quality: Floats | None = None
-    """What else makes one worker better than another in this tier: 1 for the best, at most 0.5 for the others."""
+    """How good each worker is in this tier, apart from the room: 1 for the best, at most 0.5 for all others."""
     gpus: int | None = None
-    """How many GPUs of one worker it takes; None if it is on several workers, or partly on the CPU."""
+    """Number of GPUs that the instance takes on one worker; None on several workers, or partly on the CPU."""
     taken: Rows | None = None
-    """The row of the GPU that it would take; None if it takes several, or none."""
+    """The row of the GPU that the instance would take; None if it takes several GPUs or no GPU."""
     forbidden: bool = False
     """Whether the ask rules this tier out, however much room there is."""
 
@@ -72,7 +72,7 @@ class RoomInTier:
 
 
 def nowhere(ask: Ask, workers: int, why: Callable[[Host], Reason], *, forbidden: bool = False) -> TierFit:
-    """No worker fits."""
+    """The result if no worker fits."""
 
     def place(host: Host) -> Place:
         raise AssertionError(f"{host} does not fit")
@@ -81,7 +81,7 @@ def nowhere(ask: Ask, workers: int, why: Callable[[Host], Reason], *, forbidden:
 
 
 class HostRoom:
-    """CPUs and memory of the workers as they are now, and which workers have enough of both."""
+    """Present CPUs and memory of the workers, and which workers have enough of both."""
 
     def __init__(self, fleet: Fleet, cpus: float, memory_bytes: float) -> None:
         self._needed_cpus, self._needed_bytes = cpus, memory_bytes
@@ -92,7 +92,7 @@ class HostRoom:
             self.enough &= self.memory >= memory_bytes
 
     def lacking(self, host: Host) -> Reason | None:
-        """What a worker has too little of; None if it has enough."""
+        """The reason if a worker has too few CPUs or too little memory; None if it has enough."""
         cpus, memory = float(self.cpus[host.row]), float(self.memory[host.row])
         if cpus < self._needed_cpus - CPU_SLACK:
             return Reason("too-few-cpus", {"needed_cpus": self._needed_cpus, "free_cpus": cpus})
@@ -112,7 +112,7 @@ class ResourceFit(ABC):
         self.fleet = fleet
         self.devices = devices
         self.fragmentation = fragmentation
-        """Decides which GPU of a worker is fragmented the least; None: the fullest is taken."""
+        """Decides which GPU of a worker gets the least fragmented. If None, the fullest GPU is taken."""
 
     def among(self, ask: Ask, candidates: Hosts) -> TierFit:
         """Which of these workers have room at present."""
@@ -132,8 +132,9 @@ class ResourceFit(ABC):
         """Which of the workers in the mask have room."""
 
     def in_order(self, ask: Ask, devices: list[Device], free: Floats) -> list[Device]:
-        """GPUs of one worker in the order in which they are taken. When packing, those in use come first, the fullest
-        before others; when spreading, those with the fewest instances of the same deployment, then the least used."""
+        """GPUs of one worker in the order in which they are taken. When packing, GPUs in use come first, beginning with
+        the fullest. When spreading, GPUs with the fewest instances of the same deployment come first, then the
+        least used."""
         order = self.dislike(ask, free)
         if ask.arrangement is Arrangement.BINPACK or not devices:
             return sorted(devices, key=lambda device: (float(order[device.row]), device.row))
@@ -141,9 +142,9 @@ class ResourceFit(ABC):
         return sorted(devices, key=lambda one: (siblings[one.gpu.index], float(order[one.row]), one.row))
 
     def dislike(self, ask: Ask, free: Floats) -> Floats:
-        """A rank per GPU: the lowest is taken first. When packing, a GPU in use comes before an empty one, then the one
-        with the least left. When spreading, the one with the fewest instances comes first, then the one with the
-        smallest claimed share, then the one with the most left."""
+        """A rank per GPU: the lowest is taken first. When packing, GPUs in use come before empty ones; among
+        these, the GPU with the least room left comes first. When spreading, the GPU with the fewest instances comes
+        first, then that with the smallest claimed share, then that with the most room left."""
         columns = self.fleet.gpus.columns
         tenants = np.asarray(columns[TENANTS])
         if ask.arrangement is Arrangement.BINPACK:
@@ -154,13 +155,13 @@ class ResourceFit(ABC):
         return BEHIND * (tenants * (STEPS + 1) + claimed + 1.0) - free
 
     def taken_first(self, ask: Ask, room: Mask, free: Floats) -> Rows:
-        """The row of the first GPU to take from a set, per worker; -1 if it has none of them. Siblings are ignored."""
+        """For each worker, the row of the GPU to take first from a set; -1 if it has none. Siblings are ignored."""
         devices = self.devices()
         order = np.where(room, self.dislike(ask, free), np.inf)
         least = devices.by_worker.smallest(order)
         rows = np.flatnonzero(room & (order <= least[devices.workers]))
         taken = np.full(len(self.fleet), -1, dtype=np.intp)
-        taken[devices.workers[rows[::-1]]] = rows[::-1]  # the first on a tie
+        taken[devices.workers[rows[::-1]]] = rows[::-1]  # on a tie, the first row wins
         return taken
 
 
@@ -172,7 +173,7 @@ def not_listed(ask: Ask, tier: Tier) -> Reason | None:
 
 
 def layers_elsewhere(ask: Ask) -> Reason | None:
-    """The reason if the engine's settings leave layers on the CPU, so that not all are on GPUs; None otherwise."""
+    """The reason if the engine's settings leave some layers on the CPU; None otherwise."""
     layers = ask.gpu_layers
     if layers is None or layers >= ask.need.layers:
         return None
@@ -183,7 +184,7 @@ NO_GPU = "no-gpu"
 
 
 def lacks_gpus(obstacles: Codes, host: Host) -> Reason | None:
-    """Why the ask may have none of a worker's GPUs; None if it may have one."""
+    """Why the ask may have no GPU of a worker; None if it may have one."""
     if not host.devices:
         return Reason(NO_GPU)
     first = host.devices[0].row
@@ -194,7 +195,7 @@ def lacks_gpus(obstacles: Codes, host: Host) -> Reason | None:
 
 
 def claims_of(ask: Ask, devices: list[Device], gpu_bytes: int) -> tuple[Claim, ...]:
-    """What it takes of these GPUs, and of the CPUs and the memory of the first one's worker."""
+    """What the instance takes from each of these GPUs, and from the CPUs and memory of the first GPU's worker."""
     share = ask.gpu_utilization or 0.0
     return tuple(
         Claim(

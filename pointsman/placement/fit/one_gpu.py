@@ -34,8 +34,8 @@ class FitsOnOneGpu(ResourceFit):
         in_use = np.array(self.fleet.gpus.columns[TENANTS]) > 0
 
         def alike(one: Device, other: Device) -> bool:
-            """Whether a GPU may replace another one that would be fragmented more: an ask for memory keeps to GPUs in
-            use, and to the smallest."""
+            """Whether a GPU may replace another that would be fragmented more. An ask for memory keeps to GPUs in use
+            and to the smallest GPUs."""
             same = one.gpu.memory_bytes == other.gpu.memory_bytes and in_use[one.row] == in_use[other.row]
             return not needed or same
 

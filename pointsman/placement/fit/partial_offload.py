@@ -1,6 +1,6 @@
-"""The fourth tier: as many layers as possible on GPUs of one worker, the rest on its CPU.
+"""The fourth tier: as many layers as possible on GPUs of one worker, and the rest on its CPU.
 
-An engine that assigns whole layers to GPUs gets several of them if one does not hold the most layers; others get one.
+An engine that assigns whole layers to GPUs gets several GPUs if they hold more layers than one. Other engines get one.
 """
 
 import msgspec
@@ -41,7 +41,7 @@ class FitsPartly(ResourceFit):
         devices, need = self.devices(), ask.need
         largest = devices.by_worker.largest(np.where(obstacles == ABLE, free, -np.inf))
         splits = [need.offloaded(layers) for layers in range(need.layers + 1)]
-        on_gpu, on_host = np.array(splits, dtype=np.float64).T  # on_gpu grows with the layers, on_host falls
+        on_gpu, on_host = np.array(splits, dtype=np.float64).T  # with more layers, on_gpu grows and on_host shrinks
         most = np.searchsorted(on_gpu, largest, side="right") - 1
         if ask.gpu_layers is not None:
             most = np.where(most >= ask.gpu_layers, ask.gpu_layers, 0)
@@ -77,7 +77,7 @@ class FitsPartly(ResourceFit):
         devices, need = self.devices(), ask.need
         hosts, wide = HostRoom(self.fleet, ask.cpus, 0), len(self.fleet)
         splits: dict[int, tuple[int, Split, int]] = {}
-        """Layers on GPUs, their stages, and bytes of the machine, by row of the worker."""
+        """(layers on GPUs, their stages, bytes of the machine's memory), by row of the worker."""
         short: dict[int, Reason] = {}
         for kind in devices.kinds(able & hosts.enough[devices.workers], mixed=ask.mixed_gpus):
             for row in np.unique(devices.workers[kind]).tolist():
@@ -125,7 +125,7 @@ class FitsPartly(ResourceFit):
 
 
 def _stage_sizes(ask: Ask, split: Split) -> list[int]:
-    """Bytes on the GPU of each stage."""
+    """For each stage, the bytes on its GPU."""
     need, start, sizes = ask.need, ask.need.layers - sum(split.layers), list[int]()
     for layers in split.layers:
         held = sum(need.layer_bytes[start : start + layers]) + sum(need.kv_layer_bytes[start : start + layers])

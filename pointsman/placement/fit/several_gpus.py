@@ -1,5 +1,5 @@
-"""The second tier: GPUs of one worker, as few as suffice: tensor parallel, or by layers if the engine
-divides models that way, or if stages are demanded."""
+"""The second tier: as few GPUs of one worker as suffice. The model is divided by tensor parallelism, or by layers if
+the engine divides models by layers or if stages are demanded."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -25,7 +25,7 @@ NEARNESS: tuple[Callable[[Device], object], ...] = (
     lambda device: device.gpu.pcie or None,
     lambda device: device.gpu.numa,
 )
-"""What the GPUs of an instance should have in common, best first."""
+"""What the GPUs of an instance should have in common, with the best first."""
 
 
 class FitsOnSeveralGpus(ResourceFit):
@@ -112,7 +112,7 @@ class FitsOnSeveralGpus(ResourceFit):
         size, each = size * copies, size
         sign = 1.0 if ask.arrangement is Arrangement.BINPACK else -1.0
         taken = [devices.by_worker.nth_smallest(np.where(kind, sign * free, np.inf), size) for kind in kinds]
-        last = sign * reduce(np.minimum, taken)  # bytes of the last GPU taken, with each worker's best model
+        last = sign * reduce(np.minimum, taken)  # bytes on the last GPU taken, for the best GPU model of each worker
         linked = reduce(np.maximum, map(devices.by_worker.count_linked, kinds)) >= size
 
         def place(host: Host) -> Place:
@@ -149,7 +149,7 @@ class FitsOnSeveralGpus(ResourceFit):
         return nowhere(ask, len(self.fleet), why)
 
     def _chosen(self, ask: Ask, fitting: list[Device], free: Floats, size: int) -> list[Device]:
-        """Linked GPUs if there are enough, else those of one PCIe switch or NUMA node; of one model unless mixed."""
+        """Linked GPUs if there are enough, else GPUs on one PCIe switch or NUMA node. All of one model unless mixed."""
         options = _groups(fitting, lambda device: alike(device, ask.mixed_gpus), size)
         for shared in NEARNESS:
             near = [

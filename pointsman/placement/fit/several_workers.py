@@ -1,10 +1,10 @@
-"""The third tier: pipeline stages on several workers if need be, tensor parallel within each.
+"""The third tier: pipeline stages on several workers if necessary, with tensor parallelism within each stage.
 
-A stage is a group of GPUs of one worker; all GPUs are of one model unless mixed. Workers may offer different numbers of
+A stage is a group of GPUs of one worker. All GPUs are of one model unless mixed. Workers may offer different numbers of
 stages with different room. The stages with the most room are taken, as few as suffice.
 
-No split is overlooked, with two exceptions: see `in_any_order` for pipelines of many stages with different room; and
-where several GPUs share the memory of the machine, it is given to them one after the other, never evenly.
+No split is overlooked, with two exceptions. One is pipelines of many stages with different room: see `in_any_order`.
+The other is several GPUs that share the memory of the machine: they get it one after the other, never evenly.
 """
 
 from collections.abc import Iterator
@@ -76,9 +76,9 @@ class FitsOnSeveralWorkers(ResourceFit):
         choosers: tuple[Chooser, Chooser],
         demanded: tuple[int, ...],
     ) -> Split | None:
-        """Stages on few workers: tries the one with the most room, then the first two, four, and so on until they
-        suffice, and then bisects down to the fewest."""
-        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # the most that each GPU could hold a part of
+        """Stages on few workers. Tries the worker with the most room, then the first two workers, four, and so on until
+        they suffice. Then bisects to find the smallest number of workers."""
+        layers = np.searchsorted(cuts.least_bytes, free, side="right")  # the most that each GPU can hold a part of
         rows = np.flatnonzero(usable & (layers > 0))
         if layers[rows].sum() < cuts.layers * size:
             return None

@@ -1,4 +1,4 @@
-"""Stages: GPUs of one worker that hold some layers together, and which of them hold a whole model.
+"""Stages: GPUs of one worker that hold some layers together, and the choice of stages that hold a whole model.
 
 Used by every tier that divides a model by layers: over GPUs of one worker, over workers, and partly on the CPU.
 """
@@ -18,17 +18,17 @@ from pointsman.placement.fit.base import claims_of
 from pointsman.placement.fleet import Device, Fleet, Host
 from pointsman.selection.arrays import np
 
-# Which stages, in which order, hold all layers of a model
+# The choice and the order of stages that hold all layers of a model
 #
-# The order matters: the first stage and the last hold more than layers, and layers may differ. Enters: the room on each
-# GPU of every possible stage. Leaves: indexes into that list, in order.
+# The order matters: the first and the last stage hold more than layers, and layers may differ. Enters: for every
+# possible stage, the room on each of its GPUs. Leaves: indexes into that list, in order.
 
 MAX_SETS = 512
-"""Sets of stages that are searched. Stages with the same room count as one kind, so most fleets have few sets."""
+"""Maximum number of sets of stages to search. Stages with equal room are one kind, so most fleets have few sets."""
 
 
 def largest_first(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
-    """The largest stages first, perhaps with one of the two largest at the end: quick, and right for most fleets."""
+    """The largest stages first, or one of the two largest at the end. This is quick, and right for most fleets."""
     order = _largest(cuts, rooms)
     ways: list[tuple[Sequence[int], int | None]] = [(order, None)]
     if len(order) > 1:
@@ -39,10 +39,10 @@ def largest_first(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
 
 
 def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -> list[int] | None:
-    """The fewest stages, in any order that fits; None if no order does.
+    """The fewest stages, in any order that fits; None if no order fits.
 
-    Beyond `max_sets` only the largest stages are searched. Of two orders of the same stages, the one that holds more
-    layers is never worse, so that only the best order of each set is kept.
+    If there are more than `max_sets` sets, only the largest stages are searched. Of two orders of
+    the same stages, the order that holds more layers is never worse. So only the best order of each set is kept.
     """
     largest = _largest(cuts, rooms)
     counts = Counter(rooms[index] for index in largest)
@@ -50,7 +50,7 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -
         counts[rooms[largest.pop()]] -= 1
     kinds = [room for room, count in counts.items() if count]
     reached: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {(0,) * len(kinds): (0, ())}
-    """Stages used of each kind -> the most layers that they hold, and the kinds in that order."""
+    """Number of used stages of each kind -> the most layers that they hold, and the order of kinds for that."""
     while reached:
         further: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
         for used, (start, order) in reached.items():
@@ -68,12 +68,12 @@ def in_any_order(cuts: Cuts, rooms: Sequence[float], max_sets: int = MAX_SETS) -
 
 
 def _largest(cuts: Cuts, rooms: Sequence[float]) -> list[int]:
-    """The largest stages, at most one per layer; a larger stage can replace a smaller one."""
+    """The largest stages, at most one per layer. Others are not needed: a larger stage can replace a smaller one."""
     return sorted(range(len(rooms)), key=lambda index: -rooms[index])[: cuts.layers]
 
 
 def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int | None) -> list[int] | None:
-    """The stages that are used if each takes as many layers as it can."""
+    """The stages that are used if each takes as many layers as it can; None if they do not hold all layers."""
     start, used = 0, list[int]()
     for index in order:
         stop = cuts.reach(start, rooms[index])
@@ -88,7 +88,7 @@ def _filled(cuts: Cuts, rooms: Sequence[float], order: Sequence[int], last: int 
 
 
 def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[float]) -> list[int]:
-    """Stages with these rooms; the first on a tie."""
+    """Indexes of stages with these rooms. On a tie, the first stage is taken."""
     unused: dict[float, list[int]] = {}
     for index in sorted(largest, reverse=True):
         unused.setdefault(rooms[index], []).append(index)
@@ -96,7 +96,7 @@ def _indexes(rooms: Sequence[float], largest: Sequence[int], order: Sequence[flo
 
 
 def exactly(count: int) -> "Chooser":
-    """Chooses this many stages, those with the most room, perhaps with one of the two largest at the end."""
+    """A chooser of `count` stages: those with the most room, perhaps with one of the two largest at the end."""
 
     def choose(cuts: Cuts, rooms: Sequence[float]) -> list[int] | None:
         order = _largest(cuts, rooms)[:count]
@@ -116,7 +116,7 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
 
     devices: tuple[Device, ...]
     free_bytes: float
-    """Bytes that are free on its fullest GPU."""
+    """Free bytes on the fullest GPU of the stage."""
 
     @property
     def host(self) -> Host:
@@ -124,7 +124,7 @@ class Stage(msgspec.Struct, frozen=True, eq=False):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Stages in order, and the layers of each."""
+    """Stages in order, and the number of layers in each."""
 
     tensor_parallel_size: int
     stages: tuple[Stage, ...]
@@ -142,7 +142,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def stages_of(devices: list[Device], size: int, free: Floats, machine: float) -> list[Stage]:
-    """The stages of a worker: its GPUs in groups, the emptiest together, so that no other grouping has more room."""
+    """The stages of a worker. The emptiest GPUs are grouped together, so that no other grouping has more room."""
     devices = sorted(devices, key=lambda device: (-free[device.row], device.row))
     stages = []
     for at in range(0, len(devices) - size + 1, size):
@@ -156,7 +156,7 @@ def stages_of(devices: list[Device], size: int, free: Floats, machine: float) ->
 def arranged(
     cuts: Cuts, size: int, stages: Sequence[Stage], choose: Chooser, demanded: tuple[int, ...] = ()
 ) -> Split | None:
-    """A few of these stages with layers for each, as `demanded` if given; worker by worker if that order fits."""
+    """A few of these stages and their layers, as in `demanded` if given. Worker by worker, if that order fits."""
     if demanded:
         return _as_demanded(cuts, size, stages, demanded)
     indexes = choose(cuts, [stage.free_bytes for stage in stages])
@@ -170,7 +170,7 @@ def arranged(
 
 
 def _as_demanded(cuts: Cuts, size: int, stages: Sequence[Stage], layers: tuple[int, ...]) -> Split | None:
-    """The stages with the most room for the largest demands."""
+    """A split in which the stages with the most room get the largest demands."""
     ends = list(accumulate(layers))
     if ends[-1] != cuts.layers or len(stages) < len(layers):
         return None
@@ -184,7 +184,7 @@ def _as_demanded(cuts: Cuts, size: int, stages: Sequence[Stage], layers: tuple[i
 
 
 def staged_claims(ask: Ask, split: Split) -> tuple[Claim, ...]:
-    """What it takes of each GPU of its stages; of the CPUs and the memory of each worker once."""
+    """What the instance takes from each GPU of its stages and, once per worker, from the CPUs and the memory."""
     claims, start, seen = list[Claim](), 0, set[str]()
     for stage, layers in zip(split.stages, split.layers, strict=True):
         each = ask.need.stage_bytes(start, start + layers, split.tensor_parallel_size)
@@ -198,8 +198,8 @@ def staged_claims(ask: Ask, split: Split) -> tuple[Claim, ...]:
 
 
 def offloaded_stages(need: Need, devices: Sequence[Device], free: Floats, layers: int | None) -> Split | None:
-    """The last layers of a model on GPUs of one worker, as many as they hold, or exactly `layers`; the others are
-    on its CPU, with the output. The GPUs with the most room come first. None: not even one layer fits."""
+    """The last layers of a model on GPUs of one worker: as many as they hold, or exactly `layers`. The other layers
+    and the output are on its CPU. The GPUs with the most room come first. None if not even one layer fits."""
     cuts = Cuts(msgspec.structs.replace(need, first_bytes=0, last_bytes=0), 1)
     order = sorted(devices, key=lambda device: (-float(free[device.row]), device.row))
     rooms = [float(free[device.row]) for device in order]
@@ -223,7 +223,7 @@ def offloaded_stages(need: Need, devices: Sequence[Device], free: Floats, layers
 
 
 class StagesOnOneWorker:
-    """Divides a model by layers among GPUs of one worker, by how much is free on each."""
+    """Divides a model by layers among GPUs of one worker, according to the free memory on each GPU."""
 
     def __init__(self, ask: Ask, devices: Devices, size: int) -> None:
         self._ask = ask
@@ -232,7 +232,7 @@ class StagesOnOneWorker:
         self._cuts = Cuts(ask.need, size)
 
     def splits(self, fleet: Fleet, able: Mask, among: Mask) -> dict[int, Split]:
-        """The stages of each worker, by its row. Workers without room are left out."""
+        """The split on each worker, by row of the worker. Workers without enough room are left out."""
         ask, devices = self._ask, self._devices
         free, machine, stages = devices.free(ask), devices.machine_free(ask), ask.stages_of(self._size)
         found: dict[int, Split] = {}
