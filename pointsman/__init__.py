@@ -1,7 +1,8 @@
 """Pointsman: a control plane for inference.
 
 It places model instances, routes each request to the right one, scales them, and wires models into pipelines. Every
-decision is a policy: replace it with a few lines of Python, rehearse it, and ask why it decided as it did.
+decision comes from a policy. You can replace a policy with a few lines of Python, rehearse it, and ask why it decided
+as it did.
 """
 
 from importlib import import_module
@@ -46,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Names are looked up when they are first used, so that the command line answers at once."""
+    """Import a name when it is first used. Without this, the command line would start slowly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES.get(name, "pointsman.types")), name)

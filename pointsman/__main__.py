@@ -1,4 +1,4 @@
-"""`python -m pointsman` is `pointsman`."""
+"""`python -m pointsman` does the same as `pointsman`."""
 
 import sys
 

@@ -2,9 +2,9 @@
 
     PointsmanError
       ConfigError          a file or a parameter is wrong; nothing was applied
-      UnknownName          a name that does not exist; suggests the nearest one that does
-      UnusableFile         a file that cannot be read or written; says which, and why
-      PluginError          a plugin or policy broke its contract; says how
+      UnknownName          a name does not exist; the message suggests the nearest known name
+      UnusableFile         a file cannot be read or written; the message says which file, and why
+      PluginError          a plugin or policy broke its contract; the message says how
       NotStored            the state of the plane cannot be written or read; nothing was changed
 
 An expected outcome (no instance has room, the queue is full) is a value, not an error.
@@ -57,36 +57,36 @@ class ConfigError(PointsmanError, ValueError):
 
 
 SHOWN = 200
-"""Maximum characters of an outside text that an error repeats."""
+"""Maximum number of characters that an error repeats from an outside text."""
 LISTED = 50
-"""Maximum known names that an error lists."""
+"""Maximum number of known names that an error lists."""
 LONGEST = 100
-"""Maximum characters of a name for which the nearest is searched: the search takes quadratic time."""
+"""Maximum length of a name for which the nearest known name is searched. The search takes quadratic time."""
 CONSIDERED, COMPARED = 200, 4
-"""Names that the search considers: those with the same first letter and of the most similar length; and names that it
-compares letter by letter: those with the most pairs of letters in common."""
+"""Maximum numbers of names in a search. The search considers the names with the same first letter and the most similar
+length. Of these, it compares the names with the most pairs of letters in common letter by letter."""
 MAX_ENTRIES = 2000
-"""Maximum number of files in a folder that are searched for a similar name."""
+"""Maximum number of files in a folder whose names are compared with a missing name."""
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
-    """A text from outside, as an error repeats it: at most `limit` characters of it."""
+    """A text from outside, as an error repeats it: at most the first `limit` characters."""
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def shown_bytes(data: bytes, limit: int = 60) -> str:
-    """Bytes from outside as an error repeats them: text in quotes, other bytes as `\\x00`."""
+    """Bytes from outside, as an error repeats them: in quotes, with bytes that are not text written like `\\x00`."""
     return f'"{repr(bytes(data[:limit]))[2:-1]}"'
 
 
 def listed(names: Collection[Any], write: Callable[[Any], str] = str) -> str:
-    """Names for an error: at most `LISTED` of them."""
+    """A list of names for an error: at most `LISTED` names, and the number of further names."""
     rest = len(names) - LISTED
     return ", ".join(shown(write(name)) for name in islice(names, LISTED)) + (f" and {rest} more" if rest > 0 else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one; None if none is, or if the name is too long to be a mistyped one."""
+    """The known name that is most similar to `name`. None if no known name is similar, or if `name` is too long."""
     if len(name) > LONGEST:
         return None
     wanted = name.casefold()
@@ -107,8 +107,9 @@ def _pairs(name: str) -> set[tuple[str, str]]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, list_known: bool = True) -> str:
-    """The end of an error about an unknown name: the nearest known name, else all known names unless `list_known` is
-    off.
+    """The end of an error about an unknown name: the nearest known name.
+
+    If no known name is similar, the end lists the known names, unless `list_known` is off.
     """
     names = sorted(known)
     near = nearest(name, names)
@@ -135,8 +136,8 @@ _FIELD = re.compile(r"Object (?:contains|missing) (unknown|required) field `([^`
 
 
 def in_words(error: Exception) -> str:
-    """What msgspec says about a value of the wrong type: "max_tokens: expected a whole number, found
-    text" in place of "Expected `int`, got `str` - at `$.max_tokens`"."""
+    """An error from msgspec in plain words. "max_tokens: expected a whole number, found text" stands for
+    "Expected `int`, got `str` - at `$.max_tokens`"."""
     said, _, where = str(error).partition(" - at `$")
     where = where.rstrip("`").lstrip(".")
     if match := _EXPECTED.fullmatch(said):
@@ -151,8 +152,9 @@ def in_words(error: Exception) -> str:
 
 
 def system_reason(error: OSError) -> str:
-    """Why the operating system refused something, in its words: `Address already in use`, without what Python adds to
-    them.
+    """Why the operating system refused something, in its own words, such as `Address already in use`.
+
+    Python's additions to these words are left out.
     """
     if (error.errno or 0) > 0 and not hasattr(error, "library"):  # errors of TLS and of host lookup have no such text
         return os.strerror(error.errno or 0)
@@ -160,7 +162,7 @@ def system_reason(error: OSError) -> str:
 
 
 def text_of_file(path: Path) -> str:
-    """The text of a user's file. Raises OSError or UnicodeDecodeError, for `why_unusable`."""
+    """The text of a user's file. Raises OSError or UnicodeDecodeError, which `why_unusable` explains."""
     data = path.read_bytes()
     text = data.decode("utf-8-sig")
     if "\0" in text:
@@ -169,7 +171,7 @@ def text_of_file(path: Path) -> str:
 
 
 def why_unusable(path: Path, error: OSError | UnicodeDecodeError, verb: str = "read") -> str:
-    """Why a file cannot be read or written, and what to do. `verb`: read or write."""
+    """Why a file cannot be read or written, and what to do about it. `verb` is "read" or "write"."""
     match error:
         case UnicodeDecodeError():
             return _why_no_text(error.object)
@@ -193,7 +195,7 @@ def _why_no_text(data: bytes) -> str:
 
 
 def _near_file(path: Path) -> str:
-    """A hint at the file in the same folder whose name is most similar."""
+    """A hint that names the most similar file name in the same folder. Empty if no name is similar."""
     try:
         with os.scandir(path.parent) as entries:
             names = [entry.name for entry in islice(entries, MAX_ENTRIES)]
@@ -211,18 +213,18 @@ OFFLINE = frozenset({"build", "check", "completion", "estimate", "key", "lab", "
 
 
 class ProgramCall:
-    """How this process was called, so that the commands in its messages work in the same shell."""
+    """How this process was called. With this, the commands in its messages work in the same shell."""
 
     def __init__(self) -> None:
         self.state = ""
-        """The state directory; empty: the default one."""
+        """The state directory. Empty if it is the default one."""
         self.url = ""
-        """The URL of a remote plane, in place of a state directory."""
+        """The URL of a remote plane. Empty if the plane is found by its state directory."""
 
     @property
     def program(self) -> str:
-        """The words with which `pointsman` is called in the shell that has called this process."""
-        import shutil  # only messages need it, and commands must start fast
+        """The words that call `pointsman` in the shell from which this process was started."""
+        import shutil  # imported here because only messages need it, and commands must start fast
 
         main = sys.modules.get("__main__")
         spec, script = getattr(main, "__spec__", None), Path(sys.argv[0])
@@ -244,5 +246,5 @@ class ProgramCall:
 
 
 PROGRAM_CALL = ProgramCall()
-"""Set by the command line."""
+"""The call of this process. The command line sets its attributes."""
 command = PROGRAM_CALL.command

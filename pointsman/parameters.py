@@ -20,7 +20,7 @@ from msgspec import Meta
 
 
 class Parameters(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Base of nested parameters: snake case in Python, camel case in YAML."""
+    """The base of nested parameters. Their names are in snake case in Python, and in camel case in YAML."""
 
 
 class Spelled(msgspec.Struct, frozen=True):
@@ -30,44 +30,45 @@ class Spelled(msgspec.Struct, frozen=True):
 
 
 class PluginRef(msgspec.Struct, frozen=True):
-    """A reference: the name of another plugin in YAML. The constructor gets that plugin."""
+    """A reference to another plugin. In YAML it is the name of that plugin; the constructor gets the plugin itself."""
 
     role: str
-    """The role of that plugin, for error messages: decider, saturation detector..."""
+    """The role of that plugin for error messages, such as decider or saturation detector."""
     default: str = ""
-    """The plugin of this name if none is given: a declared one, else one with default parameters. Empty: none."""
+    """The plugin to use if YAML names none: a declared plugin of this name, else a new one with default parameters.
+    Empty if there is no default."""
 
 
 class NoEffect(msgspec.Struct, frozen=True):
-    """This field is accepted, because published documents have it, and has no effect; a warning says why."""
+    """A field that is accepted because published documents have it. It has no effect, and a warning says why."""
 
     why: str
 
 
 class ReadBy(msgspec.Struct, frozen=True):
-    """A text in YAML that the function can read, such as a cron expression. The constructor gets the text."""
+    """A text in YAML that `read` must be able to read, such as a cron expression. The constructor gets the text."""
 
     read: Callable[[str], object]
-    """Raises ValueError, with what to write instead."""
+    """Reads the text. Raises a ValueError that says what to write instead."""
 
 
 class DurationText(msgspec.Struct, frozen=True):
-    """A duration, written 200ms, 1.5s or 1m30s in YAML; a bare number is seconds."""
+    """A duration, written in YAML as 200ms, 1.5s or 1m30s. A number without a unit means seconds."""
 
 
 class QuantityText(msgspec.Struct, frozen=True):
-    """A quantity, written 500, 2k or 1Gi in YAML."""
+    """A quantity, written in YAML as 500, 2k or 1Gi."""
 
 
 class FileName(msgspec.Struct, frozen=True):
-    """A path in YAML, relative to the document's folder. The constructor gets an absolute one.
+    """A path in YAML, relative to the document's folder. The constructor gets an absolute path.
 
     `package:NAME/FILE` is a file inside an installed Python package, and stays as it is.
     """
 
     or_name: bool = False
-    """It may also be a name, such as that of a model on a hub. Then it is a path only if the file exists, or if it
-    begins with a dot, a slash or ~."""
+    """Whether the text may also be a name, such as the name of a model on a hub. If so, it is a path only if the file
+    exists, or if the text begins with a dot, a slash or ~."""
     must_exist: bool = True
 
 
@@ -90,7 +91,7 @@ Bytes = Annotated[Quantity, Meta(ge=1)]
 
 
 def unmarked(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type and the marks of its `Annotated`."""
+    """A type without its `Annotated`, and the marks from it."""
     if get_origin(annotation) is Annotated:
         kind, *marks = get_args(annotation)
         return kind, tuple(marks)
@@ -104,16 +105,16 @@ def yaml_name(field: msgspec.structs.FieldInfo) -> str:
 
 
 def is_duration(annotation: Any) -> bool:
-    """Whether a field of this type is a time, in seconds."""
+    """Whether a field of this type is a duration in seconds."""
     return any(isinstance(mark, DurationText) for mark in unmarked(annotation)[1]) or any(
         is_duration(member) for member in get_args(annotation) if member is not annotation
     )
 
 
-# Secrets: values that may be one are never shown or logged, wherever they come from
+# Secrets: a value that may be a secret is never shown or logged, wherever it comes from
 
 HIDDEN = "***"
-"""The text in place of a value that is not shown."""
+"""The text that replaces a value that must not be shown."""
 _NAMES = (
     r"(?:sha256|secret|password|passwd|passphrase|pwd|credentials?|authorization|cookie"
     r"|(?:api|admin|access|private|auth|signing|hmac)[-_]?keys?|token)"
@@ -127,12 +128,12 @@ _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a setting of this name may be a secret. Values of all environment variables may be."""
+    """Whether a setting of this name may have a secret as its value. Any environment variable may have one."""
     return _SECRET.search(name) is not None or _ENVIRONMENT.search(name) is not None
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Plain data without the values that may be secrets, judged by the names of their settings or options."""
+    """Plain data without values that may be secrets, judged by the names of their settings or options."""
     if name and is_secret(name) and value not in (None, "", [], (), {}):
         return HIDDEN
     if isinstance(value, dict):
@@ -155,14 +156,16 @@ def words_without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def text_without_secrets(text: str) -> str:
-    """A text such as a command line, without the values in it that may be secrets: --api-key X, TOKEN=X, Bearer X,
-    http://user:X@host."""
+    """A text such as a command line, without values that may be secrets.
+
+    Secrets are found in forms such as --api-key X, TOKEN=X, Bearer X and http://user:X@host.
+    """
     shown = _ASSIGNED.sub(rf"\g<1>{HIDDEN}", text)
     return _IN_URL.sub(HIDDEN, _BEARER.sub(rf"\g<1>{HIDDEN}", shown))
 
 
 def camel_case(name: str) -> str:
-    """queue_threshold -> queueThreshold"""
+    """A name in camel case: queue_threshold becomes queueThreshold."""
     first, *rest = name.split("_")
     return first + "".join(map(str.capitalize, rest))
 
@@ -172,7 +175,7 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 def seconds(text: str) -> float:
-    """Read 200ms, 60s, 1m30s. Raises ValueError, with an example, for anything else."""
+    """Read a duration such as 200ms, 60s or 1m30s. Raises a ValueError with examples for any other text."""
     unsigned = text.removeprefix("-")
     parts = _PART.findall(unsigned)
     if unsigned == "0":
@@ -184,7 +187,7 @@ def seconds(text: str) -> float:
 
 
 def duration_text(length_s: float) -> str:
-    """Write 1h, 1m30s, 200ms, so that `seconds` reads the same value."""
+    """Write a duration as 1h, 1m30s or 200ms. `seconds` reads the same value from this text."""
     milliseconds, parts = round(abs(length_s) * 1000), []
     if abs(milliseconds / 1000 - abs(length_s)) > 1e-9:
         return f"{length_s:.9f}".rstrip("0") + "s"
@@ -200,7 +203,7 @@ _QUANTITY = re.compile(r"([+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d{1,2})?)(Ki|Mi|Gi|Ti|P
 
 
 def quantity(text: str) -> int:
-    """Read 500, 2k, 1Gi, 1e9; fractions round up. Raises ValueError, with an example, for anything else."""
+    """Read an amount such as 500, 2k, 1Gi or 1e9, rounded up. Raises a ValueError with examples for any other text."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f'"{text}" is not an amount; write for example 500, 2k or 1Gi')
@@ -208,7 +211,7 @@ def quantity(text: str) -> int:
 
 
 def packaged(name: str) -> Path | None:
-    """The file of `package:NAME/FILE`, found without importing the package; None if that is not installed."""
+    """The file that `package:NAME/FILE` names, found without importing the package. None if it is not installed."""
     package, _, file = name.removeprefix("package:").partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
@@ -224,7 +227,7 @@ _ANY_URL = re.compile(rf"https?://{_HOST}(?::(?P<port>\d{{1,5}}))?(?:/.*)?", re.
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Read 127.0.0.1:8080 or [::1]:8080. Raises ValueError, with an example, for anything else."""
+    """Read an address such as 127.0.0.1:8080 or [::1]:8080. Raises a ValueError with examples for any other text."""
     match = _LISTEN.fullmatch(text)
     if match is None or int(match["port"]) > 65535 or not _is_host(match["host"]):
         raise ValueError(f"expected host:port, such as 127.0.0.1:8080 or [::1]:8080, found {quoted(text)}")
@@ -232,7 +235,10 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def base_url(text: str) -> tuple[str, str]:
-    """http://host:port without a path, and its host:port. Raises ValueError, with an example, for anything else."""
+    """Read http://host:port or https://host:port. Returns it without a final slash, and its host:port.
+
+    Raises a ValueError with examples for any other text.
+    """
     match = _BASE_URL.fullmatch(text)
     if match is None or not 1 <= int(match["port"]) <= 65535 or not _is_host(match["host"]):
         raise ValueError(f"expected http://host:port or https://host:port, without a path, found {quoted(text)}")
@@ -240,16 +246,16 @@ def base_url(text: str) -> tuple[str, str]:
     return f"{match['scheme'].lower()}://{address}", address
 
 
-# Keys of engines: documents and values say where a key is; only the code that sends it reads it
+# Keys of engines: documents and values say where a key is. Only the code that sends the key reads it.
 
 
 def key_source(variable: str, file: str) -> str:
-    """Where a key is: in an environment variable, or in a file; empty: there is none."""
+    """Where a key is found: in an environment variable or in a file. Empty if there is no key."""
     return f"env:{variable}" if variable else f"file:{file}" if file else ""
 
 
 def read_key(source: str) -> str:
-    """The key; empty if there is none. Raises ValueError, which says what is wrong and does not repeat the key."""
+    """The key. Empty if `source` is empty. Raises a ValueError that says what is wrong and does not repeat the key."""
     kind, _, name = source.partition(":")
     if not source:
         return ""
@@ -271,13 +277,13 @@ def read_key(source: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is http://host, with or without a port and a path."""
+    """Whether a text is http://host or https://host, with or without a port and a path."""
     match = _ANY_URL.fullmatch(text)
     return match is not None and 1 <= int(match["port"] or 80) <= 65535 and _is_host(match["host"])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Whether only this machine can reach a server that listens on this host."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -285,7 +291,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_host(host: str) -> bool:
-    """Whether a text is a name or a valid IP address; IPv6 is in brackets."""
+    """Whether a text is a host name or a valid IP address. An IPv6 address must be in brackets."""
     if host[0] != "[" and re.search(r"[^0-9.]", host):
         return True
     try:
@@ -295,6 +301,6 @@ def _is_host(host: str) -> bool:
 
 
 def quoted(value: Any, max_length: int = 60) -> str:
-    """A value in an error message: text in quotes, numbers as they are, shortened."""
+    """A value as an error message shows it: text is in quotes, numbers are as they are, long values are shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= max_length else text[: max_length - 4] + '..."'

@@ -1,7 +1,7 @@
 """Why something was decided, as data: a code for programs, facts for both, and text for people.
 
 A `Reason` is made where the decision is made. Its text is rendered by `render/sentences.py` when it is shown, and no
-code reads it back: to recognise or to group reasons, compare codes and facts. docs/reasons.md lists the codes.
+code reads the text back. To recognise or group reasons, compare their codes and facts. docs/reasons.md lists the codes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,9 @@ __all__ = ["Counted", "Reason", "counted", "reason_of"]
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """A stable code, and the facts that the decision rested on. `str()` renders the sentence for operators.
+    """A stable code, and the facts on which a decision rested. `str()` renders the sentence for operators.
 
-    A fact may be a reason itself. A reason with the fact `text` is not rendered: that is its text.
+    A fact may be a reason itself. If a reason has the fact `text`, that fact is shown in place of a sentence.
     """
 
     code: str
@@ -29,18 +29,18 @@ class Reason(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        """The figures of the reason without its kind; empty if it has none."""
+        """The figures of the reason without its kind. Empty if the reason has no figures."""
         return detail(self.code, self.facts)
 
     def having(self, **facts: Any) -> "Reason":
         return Reason(self.code, {**self.facts, **facts})
 
     def plain(self) -> "Reason":
-        """The reason with facts that JSON can carry, so that it can be stored and read again."""
+        """The reason, with its facts as JSON can carry them. It can then be stored and read again."""
         return Reason(self.code, _plain(self.facts))
 
     def is_like(self, other: "Reason") -> bool:
-        """Whether both have the same code and facts; figures may differ by a fifth."""
+        """Whether both reasons have the same code and facts. Figures may differ by a fifth."""
         return self.code == other.code and _alike(_plain(self.facts), _plain(other.facts))
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,19 +49,19 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 def reason_of(plugin: str, given: "Reason | str") -> Reason:
-    """The reason that a plugin gave; plain text becomes a fact of a reason whose code is the plugin's name."""
+    """The reason that a plugin gave. Plain text becomes a fact of a reason whose code is the plugin's name."""
     return given if isinstance(given, Reason) else Reason(plugin, {"text": given})
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How many candidates were rejected with one code, and the first of them as an example."""
+    """How many candidates were rejected with one code, and the first rejected candidate as an example."""
 
     code: str
     count: int
     candidate: str
     facts: Mapping[str, Any]
     alike: bool
-    """Whether all of them have the same facts."""
+    """Whether all these rejections have the same facts."""
 
 
 def counted(rejections: Iterable[tuple[object, Reason]]) -> list[Counted]:
@@ -76,7 +76,7 @@ def counted(rejections: Iterable[tuple[object, Reason]]) -> list[Counted]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Compare plain facts; texts of reasons among them do not count."""
+    """Whether two plain facts are alike. If they contain reasons, the texts of these reasons do not count."""
     match one, other:
         case ({"code": code, "facts": facts}, {"code": code_of_other, "facts": facts_of_other}):
             return bool(code == code_of_other) and _alike(facts, facts_of_other)
@@ -90,7 +90,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A fact as JSON can carry it; numbers that are not finite become None."""
+    """A fact as JSON can carry it. A number that is not finite becomes None."""
     if isinstance(value, Reason):
         return value.as_dict()
     if isinstance(value, Counted):

@@ -1,7 +1,7 @@
 """The values shared by all packages: requests, instances, decisions, workers and their GPUs.
 
-Requests and decisions are immutable. An instance is the caller's own record of a running model server: the caller may
-update it, Pointsman only reads it. Unknown numbers are `None`, never zero.
+Requests and decisions are immutable. An instance is the caller's own record of a running model server. The caller may
+update this record; Pointsman only reads it. Unknown numbers are `None`, never zero.
 """
 
 import time
@@ -14,14 +14,14 @@ import msgspec
 from pointsman.reasons import Reason
 
 MAX_NAME = 256
-"""Characters of any name that a client may send: model, tenant, session, request id and the like. Names are kept in
-records and tables, so their number times this bounds the memory that they take."""
+"""Maximum length of a name that a client sends, such as a model, tenant, session or request id. Names are kept in
+records and tables. This limit, times the number of names, bounds the memory that names take."""
 
 
 class RequestPriority(IntEnum):
     """How important a request is: a higher value goes first; requests below NORMAL may be shed under load.
 
-    Any whole number is a priority; one between or beyond these has its number as its name.
+    Any whole number is a priority. A priority that is not listed below has its number as its name.
     """
 
     CRITICAL = 2
@@ -55,7 +55,7 @@ _MEDIA = tuple(b'"%b"' % kind for kind in (b"image_url", b"input_image", b"input
 
 
 class Stamp(float):
-    """The time at which a request was created, for a request without an arrival time."""
+    """The time at which a request was created. It is used if a request is given no arrival time."""
 
     __slots__ = ()
 
@@ -71,33 +71,33 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
     prompt: str | bytes | memoryview | tuple[str | bytes, ...] = ""
     max_tokens: int | None = None
     model_name: str = ""
-    """Empty: any model will do."""
+    """Empty if any model will do."""
     priority: int = RequestPriority.NORMAL
     slo_deadline_ms: float | None = None
     """The answer is due this long after `arrival_time`."""
     user_id: str = ""
     arrival_time: float | None = msgspec.field(default_factory=Stamp.now)
-    """Seconds, on the clock of the dispatcher. By default a `Stamp` of the wall clock. The dispatcher replaces that,
-    and None, with its own time.
+    """Arrival in seconds, on the clock of the dispatcher. The default is a `Stamp` from the wall clock. The dispatcher
+    replaces a `Stamp` or None with its own time.
     """
     cost_budget: float | None = None
     """The maximum cost of this request, in the currency of `price_per_gpu_hour`."""
     timeout_s: float | None = None
-    """The maximum time in the queue; None: the limit of the queue."""
+    """The maximum time in the queue. None if the limit of the queue applies."""
     headers: Mapping[str, str] = {}
-    """Names are in lower case."""
+    """Headers of the request. Names are in lower case."""
     prompt_tokens: int | None = None
-    """Counted by a tokenizer; None: estimated as a quarter of the prompt's bytes."""
+    """Tokens of the prompt, counted by a tokenizer. If None, they are estimated as a quarter of the prompt's bytes."""
     token_ids: tuple[int, ...] | None = None
     cache_salt: str = ""
     multimodal: bool | None = None
-    """Whether the prompt has parts that are not text; None: unknown, and `is_multimodal` searches the prompt."""
+    """Whether the prompt has parts that are not text. If None, `is_multimodal` searches the prompt for them."""
     streams: bool = True
-    """Whether the answer comes token by token. If not, its first token is not seen."""
+    """Whether the answer comes token by token. If not, the time of its first token is unknown."""
 
     @property
     def is_multimodal(self) -> bool:
-        """Whether the prompt has parts that are not text. Searches all of it unless `multimodal` is set."""
+        """Whether the prompt has parts that are not text. Searches the whole prompt unless `multimodal` is set."""
         if self.multimodal is not None or not isinstance(self.prompt, bytes | memoryview):
             return bool(self.multimodal)
         prompt = bytes(self.prompt)
@@ -105,7 +105,7 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def input_tokens(self) -> int:
-        """Prompt tokens: counted if known, else one per four bytes."""
+        """Tokens of the prompt: the counted number if it is known, else one token per four bytes."""
         if self.prompt_tokens is not None:
             return self.prompt_tokens
         if self.token_ids is not None:
@@ -115,24 +115,24 @@ class RequestMetadata(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def prompt_bytes(self) -> int:
-        """Size of the prompt. Text counts by its characters, which is close enough for a bound."""
+        """Size of the prompt. Each character of a text counts as one byte, which is close enough for a bound."""
         return sum(map(len, self.prompt)) if isinstance(self.prompt, tuple) else len(self.prompt)
 
     @property
     def deadline(self) -> float | None:
-        """When the answer is due, on the clock of `arrival_time`; None if it has no deadline or arrival time."""
+        """When the answer is due, on the clock of `arrival_time`. None without a deadline or an arrival time."""
         if self.slo_deadline_ms is None or self.arrival_time is None:
             return None
         return self.arrival_time + self.slo_deadline_ms / 1000
 
     def arrived_at(self, now: float) -> float:
-        """When it arrived, on the clock of `now`; `now` if the request has no arrival time."""
+        """When the request arrived, on the clock of `now`. This is `now` if the request has no arrival time."""
         given = self.arrival_time
         return now if given is None or isinstance(given, Stamp) else float(given)
 
 
 def arrived(request: RequestMetadata, now: float) -> RequestMetadata:
-    """The request, with its arrival time on the clock of `now`."""
+    """The request with an arrival time on the clock of `now`."""
     return msgspec.structs.replace(request, arrival_time=request.arrived_at(now))
 
 
@@ -141,37 +141,38 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
 
     instance_id: str
     host: str = ""
-    """Empty: unknown."""
+    """Empty if unknown."""
     port: int = 0
     tls: bool = False
     model_name: str = ""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     gpu_count: int = 1
-    """0: it runs on CPUs."""
+    """Number of GPUs. 0 if the instance runs on CPUs."""
     can_accept_request: bool = True
-    """Set by its health check or operator. Whether it has room is derived from the load."""
+    """Set by the instance's health check or by an operator. Whether the instance has room is derived from its load."""
     closed: Reason | None = None
-    """Why it cannot accept requests; None if it can, or if the reason is unknown."""
+    """Why the instance cannot accept requests. None if it can, or if the reason is unknown."""
     current_load: int = 0
-    """Requests running on it now."""
+    """Number of requests that run on the instance now."""
     max_concurrency: int | None = None
-    """Maximum of concurrent requests; None: unknown."""
+    """Maximum number of concurrent requests. None if unknown."""
     avg_latency_ms: float | None = None
     throughput_tokens_per_sec: float | None = None
-    """Throughput of the whole instance, over all its requests."""
+    """Throughput of the whole instance, summed over all its requests."""
     price_per_gpu_hour: float | None = None
-    """None: the price of the policy."""
+    """None if the policy's price applies."""
     price_per_hour: float | None = None
-    """Price of the whole instance; None: the price of its GPUs."""
+    """Price of the whole instance. None if the price of its GPUs applies."""
     adapters: frozenset[str] = frozenset()
-    """Further model names that it serves (LoRA adapters, aliases)."""
+    """Further model names that the instance serves (LoRA adapters, aliases)."""
     engine_names: Mapping[str, str] = {}
-    """The engine's names of models that clients know by other names; under "", the name for requests without one."""
+    """The engine's own model names, by the names that clients use; "" maps to the name for requests without a model."""
     serves_messages: bool = False
-    """Whether its engine has Anthropic's API; if not, requests to that API are translated."""
+    """Whether the instance's engine has Anthropic's API. If not, requests to that API are translated."""
     key: str = ""
-    """Where the API key of its engine is found, as `key_source` writes it; never the key. Empty if it needs none."""
+    """Where the API key of the engine is found, as `key_source` writes it. This is never the key itself. Empty if the
+    engine needs no key."""
     labels: dict[str, str] = {}
     namespace: str = ""
 
@@ -183,7 +184,7 @@ class ExecutionInstance(msgspec.Struct, kw_only=True):
 
 
 class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
-    """Which instance a request goes to, why, and the latency and cost that are expected."""
+    """Which instance a request goes to, why, and the expected latency and cost."""
 
     request_id: str
     target_instance_id: str
@@ -193,7 +194,7 @@ class SchedulingDecision(msgspec.Struct, frozen=True, gc=False):
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     reason: Reason | str = ""
-    """Print it, or read its code and facts; a user's policy may give text."""
+    """Why this instance was chosen: a `Reason` with a code and facts. A user's policy may give plain text instead."""
     confidence: float = 1.0
     """The policy's certainty, from 0 to 1. `explain` shows it; it has no other effect."""
     metadata: dict[str, Any] = {}
@@ -205,25 +206,26 @@ class WorkerStatus(Enum):
 
     READY = "ready"
     DRAINING = "draining"
-    """Running instances may stay; no new ones are placed."""
+    """Running instances may stay. No new instances are placed on this worker."""
     LOST = "lost"
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """Its index according to the driver."""
+    """Index of the GPU according to the driver."""
     memory_bytes: int
     model: str = ""
     vendor: str = "nvidia"
     used_bytes: int = 0
     """Measured use by processes other than our instances."""
     link: str = ""
-    """GPUs of one worker with the same link are connected by it (NVLink, xGMI); empty: by PCIe."""
+    """The link (NVLink, xGMI) that connects GPUs of one worker. GPUs with the same value are connected by it. Empty if
+    PCIe connects them."""
     pcie: str = ""
     """GPUs of one worker with the same value share a PCIe switch."""
     numa: int | None = None
     shareable: bool = True
-    """Whether instances that allow sharing may share it."""
+    """Whether instances that allow sharing may share this GPU."""
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,12 +240,12 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     used_memory_bytes: int = 0
     """Measured use by processes other than our instances."""
     reserved_memory_bytes: int = 0
-    """Reserved for the system, never given to instances."""
+    """Bytes that are reserved for the system and never given to instances."""
     reserved_gpu_bytes: int = 0
-    """Reserved on each GPU for the system, never given to instances."""
+    """Bytes on each GPU that are reserved for the system and never given to instances."""
     unified_memory: bool = False
-    """Whether its GPUs use the memory of the machine."""
+    """Whether the GPUs of this worker use the memory of the machine."""
     files: frozenset[str] = frozenset()
     """Models whose files are on this worker."""
     price_per_gpu_hour: float | None = None
-    """None: that of the deployment."""
+    """None if the deployment's price applies."""

@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 1 if something is not ready after the timeout."""
+    """Returns 1 if something is still not ready when the timeout ends."""
     from pointsman.cli.client import client_of
 
     manifest, plan = read_manifest(args.file)
@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
 def follow_plane(
     client: "Client", answer: dict[str, Any], warnings: "Sequence[ConfigWarning]", timeout_s: float, *, as_json: bool
 ) -> int:
-    """Print the changes, and wait until everything is ready, unless `timeout_s` is 0. Returns 1 if that takes
-    longer."""
+    """Print the changes. Then wait until everything is ready, unless `timeout_s` is 0.
+
+    Returns 1 if something is still not ready when the timeout ends.
+    """
     from pointsman.cli.display import deployments_of, duration
     from pointsman.cli.progress import wait_until_ready
     from pointsman.errors import command

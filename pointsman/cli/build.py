@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     _check_bound(found, args.pipeline)
     application = build(found, name=args.name, folder=folder)
     text = application.to_yaml()
-    load_application(text, folder, str(args.output or "<built>"))  # raises if it could not be deployed
+    load_application(text, folder, str(args.output or "<built>"))  # raises if the application could not be deployed
     if args.output is not None:
         write_file(args.output, text)
     if args.json:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def imported(named: str) -> Any:
-    """The object that `module:name` or `path/file.py:name` names. Raises if there is none."""
+    """The object that `module:name` or `path/file.py:name` names. Raises if there is no such object."""
     where, _, name = named.rpartition(":")
     if not where or not name:
         raise PointsmanError(f'"{named}" names no pipeline; write module:name or path/file.py:name')
@@ -75,7 +75,7 @@ def imported(named: str) -> Any:
 
 
 def _check_bound(found: object, named: str) -> None:
-    """Raise if it was never bound, even if pipelines are made of such objects."""
+    """Raise if the object is a class, function or module. A pipeline is what bind() returns."""
     import types
 
     kinds = {
@@ -90,7 +90,7 @@ def _check_bound(found: object, named: str) -> None:
 
 
 def _check_text(file: Path) -> None:
-    """Raise if it is not a text file that can be read."""
+    """Raise if the file is not a readable text file."""
     try:
         text_of_file(file)
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def _module(where: str) -> "ModuleType":
             return importlib.import_module(where)
         file = Path(where).absolute()
         _check_text(Path(where))
-        sys.path.insert(0, str(file.parent))  # as when the file is run
+        sys.path.insert(0, str(file.parent))  # as Python does when it runs the file
         spec = importlib.util.spec_from_file_location(file.stem, file)
         if spec is None or spec.loader is None:
             raise PointsmanError(f"{where} is not a Python module")

@@ -49,7 +49,7 @@ def _add_config(commands: Any) -> None:
 
 
 def _run_config(args: argparse.Namespace) -> int:
-    """1 if any file has a problem."""
+    """Returns 1 if any file has a problem."""
     reports = [_report(file) for file in args.files]
     if args.json:
         print(json.dumps(reports, indent=2, ensure_ascii=False))
@@ -129,7 +129,7 @@ was, and another process continues without that case. Its output goes to standar
 
 
 def _run_policy(args: argparse.Namespace) -> int:
-    """1 if a promise is broken."""
+    """Returns 1 if a promise is broken."""
     import msgspec
 
     from pointsman.lab.check.subprocess_runner import check_in_subprocess

@@ -1,4 +1,4 @@
-"""The admin API of a running plane, for commands: over the socket of its state directory, or over TCP."""
+"""Clients for the admin API of a running plane, over the socket in its state directory or over TCP."""
 
 import argparse
 import asyncio
@@ -29,7 +29,7 @@ class NoPlane(PointsmanError):
 
 
 class PlaneSilent(PointsmanError):
-    """The plane listens, and does not answer."""
+    """The plane listens, but does not answer."""
 
 
 class PlaneRefused(PointsmanError):
@@ -52,7 +52,7 @@ class TcpAddress(NamedTuple):
 
 
 class Client:
-    """Sends requests to the plane of a state directory."""
+    """Sends requests to the plane that uses a state directory."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
@@ -101,7 +101,7 @@ class Client:
 
 
 def _author() -> str:
-    """The header with the name of the operator, for the log of events; empty if the system does not know it."""
+    """The header with the operator's name, for the log of events. Empty if there is no name in printable ASCII."""
     try:
         name = getuser()
     except (KeyError, OSError):  # in a container, the user may have no name

@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if a node is not ready in time, or its rollout was stopped."""
+    """Returns 1 if a node is not ready in time, or if a node's rollout was stopped."""
     from pointsman.cli.client import NoPlane, client_of
     from pointsman.errors import PointsmanError, command
 
@@ -82,7 +82,7 @@ def follow(
     args: argparse.Namespace,
     warnings: "Sequence[ConfigWarning]" = (),
 ) -> int:
-    """Print the changes and follow the rollout. 1 if it fails or is not ready in time."""
+    """Print the changes and follow the rollout. Returns 1 if the rollout fails or is not finished in time."""
     from pointsman.errors import command
 
     if not args.json:
@@ -103,7 +103,10 @@ def follow(
 
 
 def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[str, list[dict[str, Any]]]:
-    """Wait until all is ready. Returns the problem, empty if there is none, and the last status of the deployments."""
+    """Wait until all deployments are ready. Returns the problem and the last status of the deployments.
+
+    The problem is empty if there is none.
+    """
     from pointsman.cli.display import MAX_STARTS, Condition, DeploymentRow, duration
     from pointsman.cli.progress import show_change
 
@@ -130,7 +133,7 @@ def _wait(client: "Client", name: str, timeout_s: float, out: TextIO) -> tuple[s
 
 
 def _show_tracebacks(client: "Client", failing: "Sequence[DeploymentRow]", out: TextIO) -> None:
-    """What the code of a node raised, from the log of its last start."""
+    """Print the traceback from each failing node's code. It comes from the log of the node's last start."""
     from pointsman.cli.logs import lines_of
 
     for one in failing:

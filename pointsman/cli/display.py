@@ -1,6 +1,6 @@
 """The status of a plane as text: what runs, its state, and what is wrong.
 
-Enters: JSON of the admin API. Leaves: text. `up` shows it live, `status` once. Times are local.
+Enters: JSON from the admin API. Leaves: text. `up` shows the text live, `status` shows it once. Times are local.
 """
 
 import os
@@ -23,15 +23,15 @@ _STATES = {
     "backing off": "red",
 }
 MAX_FACT = 90
-"""Maximum characters of a text in the facts of a reason, such as the output of a server, in a table."""
+"""Maximum number of characters that a table shows of each text in a reason's facts, such as the output of a server."""
 MAX_FACT_OF_FINAL = 1000
-"""The same for an instance that an operator must correct: its output says how."""
+"""The same limit for an instance that was given up. It is larger because the output says what to correct."""
 MAX_CHANGE = 200
-"""Maximum length of a target change in a table."""
+"""Maximum number of characters that a table shows of a change of the target."""
 
 
 class Paint:
-    """Colours, if the output is a terminal that supports them."""
+    """Colours a text if the output is a terminal that supports colours."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         is_terminal = out is not None and out.isatty()
@@ -71,7 +71,7 @@ class InstanceRow:
 
     @property
     def short_reason(self) -> str:
-        """The reason on one line, with long facts shortened; --json has all of it."""
+        """The reason on one line, with long facts shortened. --json shows the whole reason."""
         code, facts = self._cause["code"], self._facts(MAX_FACT)
         return detail(code, facts) if code == "no-place" else sentence(code, facts)
 
@@ -80,7 +80,7 @@ class InstanceRow:
         return facts
 
     def in_words(self) -> str:
-        """Its state and reason. An instance that starts needs no reason."""
+        """The state of the instance and the reason. The reason is left out while the instance is only not ready yet."""
         shown = self.reason and self._cause["code"] != "not-ready-yet"
         whole = sentence(self._cause["code"], self._facts(MAX_FACT_OF_FINAL))
         reason = whole if self.given_up else self.short_reason
@@ -88,7 +88,7 @@ class InstanceRow:
 
     @property
     def condition(self) -> tuple[str, ...]:
-        """Its state and the codes of its reason, without figures that change all the time, such as free memory."""
+        """The state and the codes of the reason, without figures that change all the time, such as free memory."""
         flags = ("given up" if self.given_up else "", "unplaced" if self.unplaced else "")
         return (self.name, self.phase, *flags, str(self.restarts), *codes(self._cause))
 
@@ -117,10 +117,10 @@ INSTANCE_HEADS = (
 
 
 Condition: TypeAlias = tuple[int, int, tuple[tuple[str, ...], ...]]
-"""Instances that are ready, those that are wanted, and the others with what is known about them."""
+"""Number of ready instances, number of wanted instances, and the condition of each instance that is not ready."""
 
 MAX_STARTS = 3
-"""An instance that has failed to start this often is unlikely to start."""
+"""After this many failed starts, an instance is unlikely to start."""
 
 
 class DeploymentRow:
@@ -135,33 +135,33 @@ class DeploymentRow:
         self.awaited: int = config.get("awaited", 0)
         """Number of replicas that do not have their user config yet."""
         self.refused: list[str] = [one["text"] for one in config.get("problems") or ()]
-        """Errors of replicas that refused theirs."""
+        """Errors from replicas that refused their user config."""
 
     @property
     def stopped(self) -> str:
-        """Why an instance cannot start, a rollout was stopped, or a config was refused; empty otherwise."""
+        """Why an instance was given up, or why replicas refused a user config. Empty if neither happened."""
         refused = "; ".join(self.refused) if not self.awaited else ""
         return next((one.reason for one in self.instances if one.given_up), refused)
 
     @property
     def failing(self) -> "InstanceRow | None":
-        """An instance that has failed to start `MAX_STARTS` times; None if another one serves."""
+        """An instance that has failed to start `MAX_STARTS` times. None if no instance has, or if one is ready."""
         tried = (one for one in self.instances if not one.given_up and one.restarts >= MAX_STARTS)
         return None if self.ready else next(tried, None)
 
     @property
     def settled(self) -> bool:
-        """Whether all desired instances are ready and configured, and there are no others."""
+        """Whether all desired instances are ready and configured, and there are no further instances."""
         return self.ready == self.wanted == len(self.instances) and not self.awaited and not self.refused
 
     def in_words(self) -> str:
-        """The number of ready instances, and the state of the others."""
+        """The number of ready instances, and the state of each instance that is not ready."""
         others = [one.in_words() for one in self.instances if one.phase != "ready"]
         return "; ".join([f"{self.ready} of {self.wanted} ready", *others])
 
     @property
     def condition(self) -> "Condition":
-        """What `in_words` says, as data: it changes only when there is something to report."""
+        """The content of `in_words` as data. It changes only when there is something to report."""
         others = tuple(one.condition for one in self.instances if one.phase != "ready")
         return self.ready, self.wanted, others
 
@@ -222,7 +222,7 @@ def status_text(status: Mapping[str, Any], paint: Paint = NO_PAINT) -> str:
 
 
 def promotion_text(one: Mapping[str, Any]) -> str:
-    """A promotion on one line: its state, the shares and the reason."""
+    """A promotion on one line: its state, the reason, and the share of requests that the candidate decided about."""
     shares, changes = one["shares"], one["changes"]
     told = ", ".join(f"{name} {change:+.1%}" for name, change in changes.items() if change is not None)
     counts = f"{shares['candidate']['requests']} of {shares['in_force']['requests'] + shares['candidate']['requests']}"
@@ -297,7 +297,7 @@ SCALING_HEADS = ("scaled", "target", "of", "by", "last change")
 
 
 def scaling_table(deployments: Sequence[Mapping[str, Any]]) -> str:
-    """The scaled deployments; empty if there are none."""
+    """A table of the scaled deployments. Empty if there are none."""
     rows = []
     for one in deployments:
         scaling = one.get("scaling")
@@ -326,7 +326,7 @@ def _headline(status: Mapping[str, Any], deployments: Sequence[DeploymentRow], p
 def _instance_table(instances: Sequence[InstanceRow], paint: Paint) -> str:
     rows = [one.row() for one in instances]
     heads = [*INSTANCE_HEADS]
-    for name in ("cost/1M", "tokens/s"):  # only where there are prices
+    for name in ("cost/1M", "tokens/s"):  # leave out empty columns; tokens/s stays if cost/1M does
         at = heads.index(name)
         if not any(row[heads.index("cost/1M") if "cost/1M" in heads else at] for row in rows):
             del heads[at]
@@ -345,7 +345,7 @@ def clock(moment: float) -> str:
 
 
 def reason_text(reason: Mapping[str, Any]) -> str:
-    """The text of a reason in JSON, with its time in local time."""
+    """The text of a reason that came as JSON. A time in the reason is shown in local time."""
     facts = reason["facts"]
     if not facts.get("until"):
         return str(reason["text"])
@@ -353,7 +353,7 @@ def reason_text(reason: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Short: 300ms, 4s, 3m, 2h, 5d; empty if unknown."""
+    """A duration in short form, such as 300ms, 4s, 3m, 2h or 5d. Empty if it is unknown."""
     if seconds is None:
         return ""
     if 0 < seconds < 1:
@@ -365,18 +365,18 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Short: 12 ms, 3.4 s; empty if unknown."""
+    """A time in short form, such as 12 ms or 3.4 s. Empty if it is unknown."""
     if value is None:
         return ""
     return f"{value:.0f} ms" if value < 1000 else f"{value / 1000:.1f} s"
 
 
 MAX_RECORDS = 20
-"""Number of changes that are shown, newest first; --json has all of them."""
+"""Maximum number of changes that are shown: the newest ones. --json shows all changes."""
 
 
 def scaling_text(data: Mapping[str, Any]) -> str:
-    """The scaling of one deployment: the target now, and the last changes, newest last."""
+    """The scaling of one deployment: the current target, then the newest changes, from the oldest to the newest."""
     lines = [headline(data), f"now {data['ongoing']:g} requests on instances, {data['queued']:g} waiting"]
     if data["problem"]:
         lines.append(f"problem: {data['policy']} {data['problem']}")
@@ -389,7 +389,7 @@ def scaling_text(data: Mapping[str, Any]) -> str:
 
 
 def headline(data: Mapping[str, Any]) -> str:
-    """The target, what set it, and the number of instances."""
+    """The target, the policy or order that set it, and the numbers of instances."""
     policy, order, unplaced = data["policy"], data["override"], data["unplaced"]
     coming = data["starting"] - unplaced  # instances without a place count as starting
     there = [
@@ -407,7 +407,7 @@ def headline(data: Mapping[str, Any]) -> str:
 
 
 def change_text(record: Mapping[str, Any] | None) -> str:
-    """One change on one line; empty if there is none."""
+    """One change of the target on one line. Empty if there was no change."""
     if record is None:
         return ""
     parts = [_why(record), *record["bounded"]]
@@ -416,7 +416,7 @@ def change_text(record: Mapping[str, Any] | None) -> str:
 
 
 def record_lines(record: Mapping[str, Any], when: str = "") -> list[str]:
-    """One change: its time, the targets, the reason, and the limits that applied."""
+    """The lines for one change: its time, the targets before and after, the reason, and the limits that applied."""
     at, why = when or clock(record["at"]), _why(record)
     by = "" if record["by"] or not why else f"{record['policy']}: "
     lines = [f"{at}  {_change(record)}  {by}{why}".rstrip()]
@@ -439,5 +439,5 @@ def _why(record: Mapping[str, Any]) -> str:
 
 
 def _figure(value: float) -> str:
-    """13170 and 0.5123, never 1.317e+04."""
+    """A number as 13170 or 0.5123, never as 1.317e+04."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 1 if the plane still runs after the timeout."""
+    """Returns 1 if the plane still runs when the timeout ends."""
     from pointsman.cli.client import client_of
     from pointsman.errors import command
 

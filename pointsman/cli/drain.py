@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return once the plane has accepted it."""
+    """Return once the plane has accepted the order to drain the instance."""
     from pointsman.cli.client import client_of
     from pointsman.errors import command
 

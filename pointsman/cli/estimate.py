@@ -19,7 +19,7 @@ examples:
 SHOWN = (
     "T4", "L4", "RTX 3090", "RTX 4090", "RTX 5090", "A100 40GB", "L40S", "A100 80GB", "H100", "H200", "B200", "MI300X",
 )  # fmt: skip
-"""Default GPUs of the table."""
+"""GPUs in the table if the command names none."""
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -81,7 +81,7 @@ def _size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables. Returns 1 if GPUs are named and it fits on none of them."""
+    """Print the tables. Returns 1 if the command names GPUs and the model fits on none of them."""
     from pointsman.placement.estimate import estimate, fit
 
     gpus = _gpus(args)
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model(path: str) -> str:
-    """The path of a model's files. Raises if it is in a package that is not installed."""
+    """The path of a model's files. Raises if the files are in a package that is not installed."""
     from pointsman.errors import PointsmanError
     from pointsman.parameters import packaged
 
@@ -119,7 +119,7 @@ def _model(path: str) -> str:
 
 
 def _gpus(args: argparse.Namespace) -> list[tuple[str, int]]:
-    """(name, memory) of each GPU to try."""
+    """The name and the memory of each GPU to try."""
     from pointsman.errors import UnknownName
     from pointsman.placement.gpu_models import KNOWN_GPUS, known_gpu
 
@@ -133,7 +133,7 @@ def _gpus(args: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def _as_dict(found: "Estimate", fits: "list[Fit]", tp: int, pp: int) -> dict[str, Any]:
-    """Plain data; sizes are in bytes."""
+    """The estimate as plain data. Sizes are in bytes."""
     import msgspec
 
     return {

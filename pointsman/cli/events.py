@@ -19,11 +19,11 @@ KINDS = {
     "targets": "target-changed",
     "operations": "operation",
 }
-"""The kinds for `--only`, and the code of their events."""
+"""The kinds that `--only` takes, and the codes of their events."""
 ALL = 2_000
-"""The number of events that a plane keeps."""
+"""Number of events that a plane keeps."""
 WAIT_S = 20
-"""Maximum wait of a request for the next event. Must be shorter than the client's time limit."""
+"""Maximum time that a request waits for the next event. It must be shorter than the client's time limit."""
 
 
 def add(commands: Any) -> None:

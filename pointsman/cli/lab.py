@@ -204,16 +204,17 @@ def cache_of(args: argparse.Namespace) -> "TrialCache":
 
 
 BAR = 24
-"""Characters of a progress bar."""
+"""Number of characters in a progress bar."""
 
 
 class TrialProgress:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, if standard error is a terminal."""
 
     def __init__(self) -> None:
         self._visible = sys.stderr.isatty()
         self._since: tuple[float, float] | None = None
-        """The time of the first call, and what was finished then: cached replays take none."""
+        """The time of the first call of `show`, and the number of replays that were finished then. These came from the
+        cache and took no time, so the estimate of the remaining time leaves them out."""
 
     def show(self, done: float, total: int, label: str) -> None:
         if not self._visible:

@@ -26,7 +26,7 @@ examples:
   pointsman lab whatif new.yaml --against old.yaml                   on the newest requests of the running plane
 """
 RECORDS = 100_000
-"""Maximum number of requests of a plane."""
+"""Maximum number of requests to ask a plane for."""
 
 
 def add_regret(commands: Any) -> None:
@@ -110,7 +110,7 @@ def _whatif(args: argparse.Namespace) -> int:
 
 
 def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
-    """Replay both manifests, the one in force first."""
+    """Replay both manifests. The manifest in force is the first in the comparison."""
     from pointsman.lab.traffic import Objectives, ReplaySetting, TrafficComparison, Trial, fleet_of, run_trials
 
     trials = [
@@ -133,7 +133,7 @@ def rehearsed(args: argparse.Namespace, source: str) -> "TrafficComparison":
 
 @contextmanager
 def traffic_of(args: argparse.Namespace) -> Iterator[str]:
-    """The recording, or a file with the requests that the plane has recorded."""
+    """The recording that the command names, or else a temporary file with the requests that the plane has recorded."""
     import msgspec
 
     from pointsman.cli.client import client_of

@@ -1,4 +1,4 @@
-"""The times of an engine's steps, measured through its API: prompts of several lengths, and answers together."""
+"""The times of an engine's steps, measured through its API: with single prompts, and with concurrent answers."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from pointsman.http.client import HttpClient
 from pointsman.lab.calibrate import BATCHES, CONTEXTS, PROMPTS, StepTiming
 
 ANSWER = 24
-"""Tokens of an answer whose time is measured."""
+"""Number of tokens of an answer whose time is measured."""
 TIMEOUT_S = 300.0
 
 
 async def timings_of(address: Address, model: str, repeat: int, max_prompt: int, max_batch: int) -> list[StepTiming]:
-    """`model`: empty for the first that the engine lists. `repeat`: how often each time is measured."""
+    """The measured times. `model`: if empty, the first model that the engine lists. `repeat`: tries per measurement."""
     client = HttpClient(address)
     try:
         return await EngineTimings(client, model or await _model_of(client), repeat).all(max_prompt, max_batch)
@@ -34,7 +34,10 @@ async def _model_of(client: HttpClient) -> str:
 
 
 class EngineTimings:
-    """Times the steps of an engine through its API. The shortest of several tries counts: other load only adds."""
+    """Measures the times of an engine's steps through its API.
+
+    The shortest of several tries counts, because other load only makes steps longer.
+    """
 
     def __init__(self, client: HttpClient, model: str, repeat: int) -> None:
         self._client = client
@@ -42,7 +45,7 @@ class EngineTimings:
         self._repeat = repeat
         self._numbers = count(time.monotonic_ns() % 1_000_000)
         self._characters = 4.0
-        """Characters per token, by the engine's count of tokens."""
+        """Mean number of characters per token, as the engine counts tokens."""
 
     async def all(self, max_prompt: int, max_batch: int) -> list[StepTiming]:
         tokens, _ = await self._answer(256, 2)
@@ -61,7 +64,7 @@ class EngineTimings:
         return found
 
     async def _together(self, length: int, batch: int) -> tuple[float, float]:
-        """The mean context of answers that are written together, and the time of a step while all of them are."""
+        """The mean context of concurrent answers, and the time of a step while all of them are being written."""
         began = time.perf_counter()
 
         async def one() -> tuple[int, list[float]]:
@@ -80,7 +83,8 @@ class EngineTimings:
         return answers[0][0] + before + len(longest) / 2, step_ms
 
     async def _answer(self, length: int, tokens: int) -> tuple[int, list[float]]:
-        """The tokens of a prompt that is new to the engine, and the time of each token of its answer, in ms."""
+        """Send a prompt that is new to the engine. Returns its number of tokens, and the arrival of each token of the
+        answer, in ms."""
         number = next(self._numbers)
         prompt = f"{number} " + "the quick fox " * int(length * self._characters / 14 + 1)
         body = {

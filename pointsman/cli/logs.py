@@ -16,7 +16,7 @@ examples:
 
 POLL_S = 0.5
 FOLLOWED_LINES = 1000
-"""Lines that are read at each poll. If more were written since the last one, some are missed."""
+"""Number of lines that each poll reads. If more lines were written since the last poll, some are missed."""
 
 
 def add(commands: Any) -> None:
@@ -56,13 +56,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def lines_of(answer: dict[str, str]) -> list[str]:
-    """The lines of a log. Not splitlines: progress bars write \\r within a line."""
+    """The lines of a log. This does not use splitlines, because progress bars write \\r within a line."""
     text = answer["text"].removesuffix("\n")
     return text.split("\n") if text else []
 
 
 def new_lines(before: Sequence[str], after: Sequence[str]) -> Sequence[str]:
-    """The lines written between two readings of the end of a log; all of them if the readings do not overlap."""
+    """The lines written between two readings of the end of a log.
+
+    If the readings do not overlap, these are all lines of the second reading.
+    """
     for gone in range(len(before)):
         kept = len(before) - gone
         if before[gone:] == after[:kept]:

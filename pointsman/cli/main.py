@@ -1,4 +1,4 @@
-"""The command line: reads it and runs a command."""
+"""Reads the command line, and runs the command."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(error: PointsmanError, *, as_json: bool) -> None:
-    """Print an error as text, or as JSON in the form of the admin API."""
+    """Print an error as text, or as JSON in the form that the admin API uses."""
     problems = list(getattr(error, "problems", ()))
     if as_json:
         document = {"message": str(error), **getattr(error, "error", {})}
@@ -99,19 +99,20 @@ def _report(error: PointsmanError, *, as_json: bool) -> None:
 
 
 def _system_error(error: OSError) -> str:
-    """The operating system's error, for failures that no command expects."""
+    """An error from the operating system as text, for failures that no command expects."""
     files = [str(one) for one in (error.filename, error.filename2) if isinstance(one, str | Path)]
     return ": ".join([*map(shown, files), system_reason(error)])
 
 
 def _file(problem: object) -> object:
-    """The file with the problem, if there is one."""
+    """The file that has the problem. None if the problem is not in a file."""
     return problem.get("file") if isinstance(problem, dict) else getattr(problem, "file", None)
 
 
 class _Version(argparse.Action):
-    """The version of the installed package. It is looked up only when needed, because that takes longer than printing
-    the help.
+    """Prints the version of the installed package.
+
+    The version is looked up only when needed, because the lookup takes longer than printing the help.
     """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -122,7 +123,7 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggests the nearest choice for a wrong one."""
+    """A parser that suggests the nearest valid choice for a wrong one."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -154,7 +155,7 @@ examples:
 """
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 FILES = ("FILE", "PATH")
-"""Names of arguments that are files."""
+"""Names that the help shows for arguments that are files."""
 
 
 def _add_completion(commands: Any) -> None:
@@ -180,7 +181,7 @@ def _print_completion(args: argparse.Namespace) -> int:
 
 
 def _complete_files(made: argparse.ArgumentParser, shtab: Any) -> None:
-    """Let arguments that are files or folders complete as such."""
+    """Let the shell complete files and folders for arguments that are files or folders."""
     for action in made._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():

@@ -1,5 +1,6 @@
-"""Manifests as arguments of commands: read once, checked before they are sent to a plane, and confirmed if they are
-destructive.
+"""Manifests as arguments of commands.
+
+Each manifest is read once, and checked before it is sent to a plane. The operator confirms destructive changes.
 """
 
 import argparse
@@ -27,7 +28,10 @@ def add_file(parser: argparse.ArgumentParser, what: str = "a manifest, or an app
 
 
 def read_manifest(file: Path) -> "tuple[dict[str, str], PointsmanPlan]":
-    """The body for the admin API, and what the file builds. Raises `ConfigError` with every problem and its line."""
+    """The body for the admin API, and the plan that the file builds.
+
+    Raises a `ConfigError` that lists every problem with its line.
+    """
     from pointsman.config import load_manifest
     from pointsman.config.yaml import text_of
 
@@ -45,13 +49,15 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
 
 
 MAX_CONFIRMATIONS = 5
-"""Maximum number of confirmations of one change; it is repeated if the running instances have changed."""
+"""Maximum number of confirmations for one change. If the running instances have changed meanwhile, the confirmation is
+repeated."""
 
 
 def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:
-    """The plane's answer to a change. A destructive change is confirmed on the terminal, or needs --yes.
+    """The plane's answer to a change. A destructive change needs a confirmation on the terminal, or --yes.
 
-    `send` gets the confirmation of exactly what was shown. The plane refuses it if something else has changed since.
+    `send` gets the confirmation for exactly the change that was shown. The plane refuses this confirmation if anything
+    has changed since.
     """
     from pointsman.cli.client import PlaneRefused
 
@@ -73,7 +79,7 @@ def confirmed(send: "Callable[[str], Any]", args: argparse.Namespace) -> Any:
 
 
 def _agreed(asked: dict[str, Any], args: argparse.Namespace) -> bool:
-    """Whether the operator agrees; False if there is no terminal to ask on."""
+    """Whether the operator agrees. False if there is no terminal on which to ask."""
     if args.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     print(asked["text"])
@@ -84,7 +90,7 @@ def _agreed(asked: dict[str, Any], args: argparse.Namespace) -> bool:
 
 
 def show_changes(answer: dict[str, Any], none: str, warnings: "Sequence[ConfigWarning]") -> None:
-    """Print what changes and why, or `none` if nothing does, and the warnings for the author of the manifest."""
+    """Print what changes and why, or `none` if nothing changes. Then print the warnings for the manifest's author."""
     print(answer["text"] if answer["changes"] else none)
     for warning in warnings:
         print(warning)

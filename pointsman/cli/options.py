@@ -16,7 +16,7 @@ KEY = "POINTSMAN_ADMIN_KEY"
 
 
 class WrongUsage(PointsmanError):
-    """Arguments that do not go together, or one that is missing. The exit code is 2, as for those argparse finds."""
+    """Arguments do not go together, or one is missing. The exit code is 2, as for errors that argparse finds."""
 
 
 def add_command(commands: Any, name: str, *, summary: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -40,18 +40,21 @@ def add_state(parser: Any) -> None:
 
 
 def state_folder(given: Path | None) -> Path:
-    """The state directory, as an absolute path. It may not exist."""
+    """The state directory, as an absolute path. The directory need not exist."""
     named = given or os.environ.get("POINTSMAN_STATE")
     return Path(named).expanduser().absolute() if named else default_state_folder()
 
 
 def default_state_folder() -> Path:
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # a relative one is invalid, and ignored
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))  # a relative path is invalid here, and is ignored
     return (base if base.is_absolute() else Path("~/.local/state").expanduser()) / "pointsman"
 
 
 def plane_of(args: argparse.Namespace) -> tuple[str, str]:
-    """The state directory and the address of the plane that a command line names; a default directory is empty."""
+    """The state directory and the URL of the plane that a command line names.
+
+    The directory is empty if it is the default one, or if there is a URL.
+    """
     if not hasattr(args, "state"):
         return "", ""
     state, url = state_folder(args.state), getattr(args, "url", None) or ""
@@ -119,7 +122,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def time_span(text: str) -> float:
-    """Seconds, for argparse: 30, 30s, 5m."""
+    """Parse a time such as 30, 30s or 5m for argparse. Returns seconds."""
     found = time_from_zero(text)
     if found <= 0:
         raise argparse.ArgumentTypeError(f'"{text}" is not above 0')
@@ -127,7 +130,7 @@ def time_span(text: str) -> float:
 
 
 def time_from_zero(text: str) -> float:
-    """Seconds, at least 0, for argparse."""
+    """Parse a time of at least 0 for argparse. Returns seconds."""
     from pointsman.parameters import seconds
 
     try:
@@ -140,12 +143,12 @@ def time_from_zero(text: str) -> float:
 
 
 def drop_output_if_unwritable() -> bool:
-    """Flush what was printed. False if standard output cannot be written; the rest of the output is then dropped."""
+    """Flush what was printed. If standard output cannot be written, drop the rest of the output and return False."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # the reader closed it, so there is no need to report it
-            with suppress(OSError):  # both may go to the same full disk
+        if not isinstance(error, BrokenPipeError):  # for a broken pipe no report is needed: the reader closed it
+            with suppress(OSError):  # standard error may go to the same full disk
                 print(f"pointsman: the output cannot be written: {system_reason(error)}", file=sys.stderr)
         _drop(sys.stdout)
         return False
@@ -158,5 +161,5 @@ def drop_output_if_unwritable() -> bool:
 
 
 def _drop(stream: TextIO) -> None:
-    """Drop the rest of its buffer, which Python would otherwise try to write on exit, and fail."""
+    """Drop the rest of the stream's buffer. Otherwise Python would try to write it on exit, and would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

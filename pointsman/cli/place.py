@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if an instance has no place."""
+    """Returns 1 if an instance has no place."""
     from pointsman.lab.placement import Rehearsal
     from pointsman.render.fleet_svg import fleet_svg
     from pointsman.render.fleet_text import fleet_text
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fleet(args: argparse.Namespace) -> "Fleet":
-    """The fleet that a file describes, that of the running plane, or this machine."""
+    """The fleet to place instances on: from a file, from the running plane, or this machine."""
     import msgspec
 
     from pointsman.cli.client import NoPlane, client_of
@@ -81,5 +81,5 @@ def _fleet(args: argparse.Namespace) -> "Fleet":
 
 
 def _asks(plan: "PointsmanPlan") -> list[Any]:
-    """(deployment, replicas, ask) of each deployment with an engine."""
+    """The name, the number of replicas and the ask of each deployment that has an engine."""
     return [(one.name, one.desired.replicas, one.desired.ask) for one in plan.deployments if one.engine is not None]

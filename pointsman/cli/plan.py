@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
-    """Replay a recording on the manifest; `pointsman lab whatif` compares it with another."""
+    """Replay a recording on this manifest only. `pointsman lab whatif` compares two manifests."""
     from pointsman.lab.traffic import (
         ReplaySetting,
         TrafficComparison,
@@ -82,7 +82,7 @@ def _rehearsed(args: argparse.Namespace) -> "TrafficComparison":
 
 
 def _from_nothing(plan: "PointsmanPlan") -> dict[str, Any]:
-    """The changes if nothing runs yet, in the form of the admin API."""
+    """The changes that would be made if nothing ran yet, in the form that the admin API uses."""
     from pointsman.config.changes import Outlook, changes_between
     from pointsman.config.revision import EndpointsFiles
     from pointsman.control import Controller

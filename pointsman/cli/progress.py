@@ -1,4 +1,4 @@
-"""Waiting until everything on a plane is ready, with a line for each change."""
+"""Waits until everything on a plane is ready, and prints a line for each change."""
 
 import time
 from typing import Any, TextIO
@@ -10,7 +10,7 @@ POLL_S = 0.2
 
 
 def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[bool, dict[str, Any]]:
-    """Whether everything was ready in time, and the newest status. Does not wait for instances that cannot start."""
+    """Whether everything was ready in time, and the newest status. Instances that cannot start are not waited for."""
     began, shown = time.monotonic(), dict[str, Condition]()
     while True:
         status = client.get("status")
@@ -27,7 +27,7 @@ def wait_until_ready(client: Client, timeout_s: float, out: TextIO) -> tuple[boo
 
 
 def show_change(deployment: DeploymentRow, shown: dict[str, Condition], out: TextIO) -> None:
-    """Print the state of a deployment if it has changed; deployments that were settled from the start are left out."""
+    """Print the state of a deployment if it has changed. A deployment that was settled from the start is left out."""
     condition, before = deployment.condition, shown.get(deployment.name)
     if condition != before and not (before is None and deployment.settled):
         print(f"{deployment.name}: {deployment.in_words()}", file=out, flush=True)

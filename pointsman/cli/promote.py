@@ -59,7 +59,7 @@ def _percentage(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the candidate was promoted, or has begun with --no-wait."""
+    """Returns 0 if the candidate was promoted. With --no-wait, returns 0 as soon as the promotion has begun."""
     from pointsman.cli.client import NoPlane, PlaneRefused, client_of
     from pointsman.cli.display import promotion_text
 

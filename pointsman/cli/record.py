@@ -79,7 +79,7 @@ def _write(out: Any, told: dict[str, Any], counts: dict[str, int]) -> int:
 
 
 def _sort(file: Path) -> None:
-    """Sort by arrival: requests were written as they ended."""
+    """Sort the requests by arrival. They were written in the order in which they ended."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     lines.sort(key=lambda line: line["timestamp"])
     file.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines), encoding="utf-8")

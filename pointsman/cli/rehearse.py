@@ -53,7 +53,7 @@ LIMITS = (
     ("--cooldown", "cooldown_s", time_from_zero, "TIME", "minimum time between two changes (default 0s)"),
     ("--idle-timeout", "idle_timeout_s", time_from_zero, "TIME", "with --min 0: idle time before zero (default 5m)"),
 )
-"""(option, field, type, metavar, help); the names are those of a manifest."""
+"""Option, field, type, metavar and help of each limit. Manifests use the same names for the limits."""
 
 
 def add(commands: Any) -> None:
@@ -100,7 +100,7 @@ def add(commands: Any) -> None:
 
 
 def named(text: str) -> "NamedPolicy":
-    """NAME or NAME={JSON}, for argparse."""
+    """Parse NAME or NAME={JSON} for argparse."""
     from pointsman.lab.scaling import NamedPolicy
 
     name, opened, rest = text.partition("={")
@@ -110,7 +110,7 @@ def named(text: str) -> "NamedPolicy":
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if a policy gave invalid answers."""
+    """Returns 1 if a policy gave invalid answers."""
     from pointsman.lab.scaling import compare, plots
 
     load = _load(args)
@@ -145,7 +145,7 @@ def _load(args: argparse.Namespace) -> "RecordedLoad":
 
 
 def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPolicy]":
-    """The policy in force, to rehearse if the command line names none."""
+    """The policy in force. It is rehearsed if the command line names no policy."""
     from pointsman.scaling import SCALING_POLICIES
 
     if load.policy is not None:
@@ -156,7 +156,7 @@ def _in_force(load: "RecordedLoad", args: argparse.Namespace) -> "list[NamedPoli
 
 
 def _policies(chosen: "Iterable[NamedPolicy]", parameters: Mapping[str, Any]) -> dict[str, object]:
-    """Policies by their labels. `parameters` are for those without their own."""
+    """Policies by their labels. A policy without parameters of its own gets `parameters`."""
     return {_label(one): _built(one.name, parameters if one.parameters is None else one.parameters) for one in chosen}
 
 
@@ -188,7 +188,7 @@ def _built(name: str, parameters: Mapping[str, Any]) -> object:
 
 
 def _problem_text(name: str, field: str, message: str) -> str:
-    """The problem, with the name of the policy unless the message contains it."""
+    """The problem as text. The policy's name comes first, unless the message already contains it."""
     return message if field == "policy" else ": ".join(filter(None, [name, field, message]))
 
 
@@ -216,8 +216,9 @@ def _setting(args: argparse.Namespace, load: "RecordedLoad") -> "Setting":
 
 
 def _limits(args: argparse.Namespace, load: "RecordedLoad", setting: "Setting") -> "ScalingLimits":
-    """The limits of the plane, or almost none; options override them. The replay begins with the replicas that it
-    needs.
+    """The plane's limits, or almost none without a plane. Options override single limits.
+
+    Unless an option says otherwise, the replay begins with as many replicas as the load needs.
     """
     import msgspec
 
@@ -252,13 +253,13 @@ def _as_dict(compared: "Comparison", newest: int) -> dict[str, Any]:
 
 
 def _why(name: str, records: "list[ScalingRecord]", newest: int, compared: "Comparison") -> str:
-    """The last changes, in the form of `pointsman explain deployment`."""
+    """The last changes, as `pointsman explain deployment` shows them."""
     from pointsman.cli.display import record_lines
 
     shown = records[-newest:]
     lines = [f"{name}: the last {len(shown)} of {len(records):,} records" if shown else f"{name}: no changes"]
     for record in shown:
-        # A recording without dates begins at 0.
+        # If a recording has no dates, its times begin at 0.
         when = "" if compared.setting.began else _since_the_beginning(record.at)
         lines += record_lines(record.as_dict() | {"policy": name.partition(" ")[0]}, when)
     return "\n".join(lines)

@@ -1,5 +1,7 @@
-"""`pointsman rollback [APP]`: return to an earlier manifest, or to the previous version of an application; and
-`pointsman history`: the manifests to return to."""
+"""`pointsman rollback [APP]`: return to an earlier manifest, or to the previous version of an application.
+
+`pointsman history`: list the manifests to which a rollback can return.
+"""
 
 import argparse
 import json
@@ -57,7 +59,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 if something is not ready in time."""
+    """Returns 1 if something is not ready in time."""
     from pointsman.cli.client import client_of
 
     client = client_of(args)

@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return once the plane has accepted it."""
+    """Return once the plane has accepted the order."""
     from pointsman.cli.client import client_of
     from pointsman.cli.display import duration
     from pointsman.errors import command

@@ -9,17 +9,17 @@ from pointsman.errors import command
 
 PROMPT = "Say hello in five words."
 MAX_TOKENS = 64
-"""Limits the answer, because small models do not stop by themselves."""
+"""Maximum number of tokens in the answer to a suggested request. Small models do not stop by themselves."""
 KEY = "POINTSMAN_KEY"
-"""The environment variable with the key of a tenant, for commands."""
+"""The environment variable from which suggested commands take the key of a tenant."""
 DEEPEST = 8
-"""Maximum depth of a schema that an example fills in."""
+"""Maximum depth to which an example fills in a schema."""
 
 
 def suggestions(status: Mapping[str, Any], inputs: Mapping[str, Mapping[str, Any]], *, needs_key: bool) -> str:
-    """A request to the first model and one to the first application of a plane, and how to see what was decided.
+    """Commands to try a plane: requests to its first model and its first application, and how to see what was decided.
 
-    `inputs`: the JSON schemas of the inputs of applications, by name.
+    `inputs`: for each application, by name, the JSON schema of its input.
     """
     lines, url, is_guess = [], status["url"], False
     model = next((one["model"] for one in status["deployments"] if not one.get("internal")), None)
@@ -48,7 +48,7 @@ def _curl(url: str, body: Any, needs_key: bool, options: str) -> str:
 
 
 def example(schema: Mapping[str, Any]) -> tuple[Any, bool]:
-    """A value that is valid for a JSON schema from pydantic; and whether the schema leaves part of it open."""
+    """A valid value for a JSON schema from pydantic, and whether the schema leaves part of this value open."""
     examples = _Examples(schema.get("$defs") or {})
     return examples.of(schema), examples.has_guessed
 
@@ -100,7 +100,7 @@ def _number(schema: Mapping[str, Any]) -> float:
     above, below, step = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum"), schema.get("multipleOf") or 1
     least = low if low is not None else above + step if above is not None else None
     most = high if high is not None else below - step if below is not None else None
-    if least is not None and below is not None and least >= below:  # only fractions are valid
+    if least is not None and below is not None and least >= below:  # no whole number is valid, only fractions
         return float(above + below) / 2 if above is not None else float(least)
     found = max(1, least) if least is not None else 1
     found = min(found, most) if most is not None else found

@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
         _warn(plan)
         wanted = plan.runtime
     code = uvloop.run(_up(manifest, args, runtime_choice(args, wanted)))
-    drop_output_if_unwritable()  # everything has stopped in order, even if the output is lost
+    drop_output_if_unwritable()  # lost output is not an error here: everything has stopped in order
     return code
 
 
 def runtime_choice(args: argparse.Namespace, wanted: "RuntimeSpec") -> "RuntimeChoice":
-    """The runtime that the command line names, else the one that the manifest names."""
+    """The runtime that the command line names. If it names none, the runtime that the manifest names."""
     from pointsman.runtimes.choosing import RuntimeChoice
 
     name = args.runtime or wanted.type
@@ -125,7 +125,7 @@ async def _up(manifest: "ManifestText | None", args: argparse.Namespace, runtime
 
 
 class Futility:
-    """Stops a plane if nothing of it can start."""
+    """Stops a plane if nothing on it can start."""
 
     def __init__(self, embedded: "Embedded") -> None:
         self._embedded = embedded
@@ -144,7 +144,7 @@ def _warn(plan: "PointsmanPlan") -> None:
 
 
 class ProgressView:
-    """For people: a line for each change, and the whole status once everything is ready."""
+    """Output for people: a line for each change, and the whole status once everything is ready."""
 
     def __init__(self, embedded: "Embedded", began: float, state: Path) -> None:
         self._embedded = embedded
@@ -172,7 +172,7 @@ class ProgressView:
             self._embedded.gateway.tasks.complete("suggestions", lambda: self._suggest(status))
 
     async def _suggest(self, status: dict[str, Any]) -> None:
-        """Print commands to try it. The input schema of the first application may have to be requested."""
+        """Print commands to try the plane. This may have to request the first application's input schema."""
         from pointsman.cli.suggestions import suggestions
 
         inputs = {one["name"]: await self._input_of(one["path"]) for one in status["applications"][:1]}
@@ -181,7 +181,7 @@ class ProgressView:
             self._write(f"\n{text}")
 
     async def _input_of(self, path: str) -> dict[str, Any]:
-        """The JSON schema of the input of an application; empty if it is unknown."""
+        """The JSON schema of an application's input. Empty if the schema is unknown."""
         from pointsman.http.client import NoResponse, fetch
         from pointsman.http.pool import UnixSocket
 
@@ -205,12 +205,12 @@ class ProgressView:
         self._write(f"{time.strftime('%H:%M:%S')} {text}")
 
     def _write(self, text: str) -> None:
-        """Write a line, if possible: a plane keeps running if its terminal is gone, or if its disk is full."""
+        """Write a line if possible. If the terminal is gone or the disk is full, the plane keeps running."""
         self._embedded.gateway.tasks.attempt("output", lambda: print(text, flush=True))
 
 
 class JsonView(ProgressView):
-    """For programs: each status as a line of JSON."""
+    """Output for programs: each status as a line of JSON."""
 
     def __init__(self, embedded: "Embedded") -> None:
         super().__init__(embedded, 0.0, Path())

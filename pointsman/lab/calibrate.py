@@ -1,10 +1,11 @@
-"""Constants of the engine model from timed steps of a live engine.
+"""Finds the constants of the engine model from timed steps of a live engine.
 
 Enters: how long steps took, and what they computed. Leaves: `Hardware`. The one rule: nothing here measures; the caller
 asks the engine (`pointsman lab calibrate`).
 
-The duration of a step is linear in all constants but `cw` and `cc`. For a pair of those, least squares give the others;
-the pair is searched for on a grid that narrows. Errors are relative: a step of 5 ms counts as much as one of 500.
+The duration of a step is linear in all constants but `cw` and `cc`. For given values of these two, least squares give
+the other constants. The two values are searched for on a grid that narrows. Errors are relative: a step of 5 ms counts
+as much as a step of 500 ms.
 """
 
 from collections.abc import Sequence
@@ -17,37 +18,37 @@ from pointsman.errors import PointsmanError
 from pointsman.simulator.performance import KV_TOKENS_IF_UNKNOWN, Hardware
 
 PROMPTS = (16, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096, 6144)
-"""Lengths of prompts that are read alone, in tokens; the engine must read each in one step."""
+"""Lengths in tokens of prompts that are timed one at a time. The engine must read each prompt in one step."""
 CONTEXTS = (32, 2048, 6144)
 """Lengths of prompts whose answers are timed."""
 BATCHES = (1, 4, 16)
-"""How many answers are written at once."""
+"""Numbers of answers that the engine writes at once."""
 ROUNDS = 14
 SIDE = 9
-"""Points of the grid per side."""
+"""Number of points on each side of the grid."""
 
 
 class StepTiming(NamedTuple):
-    """One step, or the mean of several equal ones."""
+    """The timing of one step, or the mean of several equal steps."""
 
     tokens: float
-    """Tokens computed in the step."""
+    """Number of tokens that the step computed."""
     attended: float
-    """Sum over prompts of n * (p + n / 2), as in `Hardware.step_ms`."""
+    """The sum over all prompts of n * (p + n / 2), as in `Hardware.step_ms`."""
     context: float
-    """Total tokens in the contexts of the answers that the step extended."""
+    """Total number of tokens in the contexts of the answers that the step extended."""
     decoding: int
     """Number of answers that the step extended."""
     ms: float
 
     @classmethod
     def of_prompt(cls, tokens: int, ms: float) -> "StepTiming":
-        """A prompt that is read in one step, and nothing else."""
+        """A step that reads one whole prompt and does nothing else."""
         return cls(tokens, tokens * tokens / 2, 0, 0, ms)
 
     @classmethod
     def of_answers(cls, answers: int, context: float, ms: float) -> "StepTiming":
-        """A step that extends answers with `context` tokens each."""
+        """A step that extends answers which have `context` tokens each."""
         return cls(answers, 0.0, answers * context, answers, ms)
 
 
@@ -60,7 +61,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(timings: Sequence[StepTiming], kv_tokens: int | None = None) -> Calibration:
-    """The constants that explain the timings best. Raises PointsmanError if there are too few."""
+    """The constants that explain the timings best. Raises a PointsmanError if there are too few timings."""
     if len({one.tokens for one in timings if not one.decoding}) < 3 or not any(one.decoding for one in timings):
         raise PointsmanError("at least three lengths of prompts and one answer must be timed")
     columns = np.array([one[:4] for one in timings], dtype=float)
@@ -91,13 +92,13 @@ def calibrate(timings: Sequence[StepTiming], kv_tokens: int | None = None) -> Ca
 
 
 def _others(pair: tuple[float, float], columns: np.ndarray, ms: np.ndarray) -> tuple[float, np.ndarray]:
-    """The relative error with this `cw` and `cc`, and the best c0, ca, ck and cb, none of them negative."""
+    """The relative error for this `cw` and `cc`, and the best values of c0, ca, ck and cb that are not negative."""
     cw, cc = pair
     matrices = (cw**4 + (cc * columns[:, 0]) ** 4) ** 0.25
     factors = np.stack([np.ones(len(ms)), columns[:, 1], columns[:, 2], columns[:, 3]], axis=1) / ms[:, None]
     wanted = (ms - matrices) / ms
     used = [0, 1, 2, 3]
-    while True:  # a constant that would be negative is left out
+    while True:  # leave out constants that would be negative
         found = np.zeros(4)
         scale = np.abs(factors[:, used]).max(axis=0)
         scale[scale == 0.0] = 1.0

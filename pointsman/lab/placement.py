@@ -1,7 +1,7 @@
-"""A rehearsal of placement: every instance of a manifest is placed on a described fleet.
+"""A rehearsal of placement: places every instance of a manifest on a described fleet.
 
-Enters: a fleet, which is changed, and asks. Leaves: for each instance its place and the next best ones; or the reasons
-against every worker in every tier, and what would help.
+Enters: asks, and a fleet, which the rehearsal changes. Leaves: for each instance, its place and the next best places.
+For an instance without a place: the reasons against every worker in every tier, and what would help.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from pointsman.reasons import Reason
 from pointsman.render.text import text_table
 
 MAX_WORKERS = 12
-"""Workers whose reasons are listed; the others are counted."""
+"""Maximum number of workers whose reasons are listed. Further workers are only counted."""
 
 
 class Rehearsal:
@@ -42,7 +42,7 @@ class Rehearsal:
                 unknown.append(name)
                 continue
             there = len(self._fleet.occupants.of(name))
-            self._asks = [  # as in the manifest: an instance that it pins must not move
+            self._asks = [  # as in the manifest, because an instance that the manifest pins must not move
                 msgspec.structs.replace(template, instance_id=one.instance_id) if one.deployment == name else one
                 for one in self._asks
             ]
@@ -62,7 +62,7 @@ class Rehearsal:
         return sum(isinstance(outcome, Refused) for outcome, _ in self._outcomes)
 
     def _place(self, ask: Ask, missing: int) -> bool:
-        """Whether it got a place."""
+        """Place one instance. Returns whether it got a place."""
         outcome = self._placer.take(ask, missing)
         advice: list[Reason] = []
         if isinstance(outcome, Placed):
@@ -128,7 +128,7 @@ def _refused_text(outcome: Refused, advice: list[Reason]) -> str:
 
 
 def _why_not(what: str, reasons: Sequence[tuple[str, Reason]]) -> list[str]:
-    """One line if the reason is the same for all workers, else a table."""
+    """The reasons against workers: one line if the reason is the same for all of them, else a table."""
     first = reasons[0][1]
     if all(reason == first for _, reason in reasons):
         count = f" ({len(reasons)} workers)" if len(reasons) > 1 else ""
@@ -139,7 +139,7 @@ def _why_not(what: str, reasons: Sequence[tuple[str, Reason]]) -> list[str]:
 
 
 def _ask_again(one: Occupant) -> Ask:
-    """The ask of a running instance if it had to move: for as much as it has."""
+    """The ask with which a running instance would move. It asks for as much as the instance has now."""
     claims = one.place.claims
     gpus = [claim for claim in claims if claim.gpu is not None]
     need = Need.fixed(

@@ -1,5 +1,5 @@
 """Text, tables and pictures for people.
 
-Enters: reasons, graphs, fleets. Leaves: text for a terminal, Mermaid, DOT or SVG. The one rule: no code reads rendered
-text back.
+Enters: reasons, graphs, fleets. Leaves: text for a terminal, Mermaid, DOT or SVG. The one rule: no code reads the
+rendered text back.
 """

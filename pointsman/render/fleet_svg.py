@@ -1,4 +1,4 @@
-"""A fleet as a standalone SVG: a card per worker, by rack, with a bar per GPU."""
+"""A fleet as a standalone SVG: one card per worker, grouped by rack, with one bar per GPU."""
 
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +28,7 @@ AREA_X = MARGIN + PAD + NAMES
 AREA = WIDTH - MARGIN - PAD - AREA_X
 GAP = 8.0
 LINK = 11.0
-"""Height of the bracket below linked GPUs."""
+"""Height of the bracket that is drawn below linked GPUs."""
 MOST_COLUMNS = 8
 BAR, CAPTION, STRIP = 30.0, 18.0, 8.0
 CARD_GAP = 10.0
@@ -63,14 +63,16 @@ text { font-family: Inter, "Segoe UI", "Helvetica Neue", Arial, "DejaVu Sans", s
 
 
 def fleet_svg(fleet: Fleet, *, highlight: Place | None = None, rows: int = 60) -> str:
-    """A picture of the fleet. With more than `rows` workers, only the first are drawn, those of the highlighted place
-    before the others, and a table sums up all workers by GPU model."""
+    """A picture of the fleet. It shows at most `rows` workers, those of the highlighted place first.
+
+    If there are more workers, a table sums up all of them by GPU model.
+    """
     view = FleetView(fleet, highlight)
     return _FleetSvg(view, view.first(rows)).document(fleet)
 
 
 class _FleetSvg:
-    """Cards from top to bottom; `_y` is the position of the next one."""
+    """Draws cards from top to bottom. `_y` is the position of the next card."""
 
     def __init__(self, view: FleetView, hosts: Sequence[Host]) -> None:
         self._view = view
@@ -101,7 +103,7 @@ class _FleetSvg:
     # The legend
 
     def _legend(self) -> None:
-        """Draw the legend as chips, as many per line as fit, only for what is in the picture."""
+        """Draw the legend as chips: one for each mark in the picture, and as many per line as fit."""
         bars = [bar for host in self._hosts for bar in (*self._view.gpus(host), self._view.memory(host))]
         seen = {part.owner or part.kind for bar in bars for part in bar.parts}
         chips = [
@@ -183,7 +185,7 @@ class _FleetSvg:
             self._canvas.close()
 
     def _strip(self, host: Host, memory: Bar, y: float) -> None:
-        """The memory of a machine with GPUs."""
+        """Draw the memory of a machine that has GPUs."""
         width = AREA - 300
         self._bar(memory, AREA_X, y, width, STRIP)
         self._canvas.text(AREA_X + width + GAP + 4, y + STRIP, _machine(self._view, host, memory), "tiny")
@@ -201,7 +203,7 @@ class _FleetSvg:
             if part.chosen:
                 outlines.append((x, length))
             x += length
-        for left, length in outlines:  # last, so that neighbours do not cover them
+        for left, length in outlines:  # drawn last, so that neighbouring parts do not cover the outlines
             self._canvas.rect(left, y, length, height, "none", radius=2, stroke=ACCENT, stroke_width="2.5")
 
     def _part(self, part: BarPart, x: float, y: float, length: float, height: float, *, named: bool) -> None:
@@ -239,7 +241,7 @@ class _FleetSvg:
 
 
 def _by_rack(hosts: Iterable[Host]) -> dict[str, list[Host]]:
-    """Headings -> workers; without racks there is one group and no heading."""
+    """Workers by heading. Without racks, there is one group, and its heading is empty."""
     groups: dict[str, list[Host]] = {}
     for host in hosts:
         rack = host.labels.get(RACK)

@@ -1,4 +1,4 @@
-"""A fleet in a terminal: one line per worker, one bar per GPU."""
+"""A fleet in a terminal: one line per worker, with one bar per GPU."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from pointsman.placement.gpu_models import known_gpu, short_gpu_name
 from pointsman.render.text import quantity, text_table
 from pointsman.types import WorkerStatus
 
-# What a picture of a fleet shows, as data: each GPU and each machine's memory as a bar of parts.
+# The content of a picture of a fleet, as data. Each GPU and each machine's memory is a bar that consists of parts.
 
 
 CHOSEN = "chosen"
@@ -31,7 +31,7 @@ class BarPart(msgspec.Struct, frozen=True):
     kind: PartKind
     size_bytes: int
     owner: str = ""
-    """The owner of a claim: the deployment, or the instance if it belongs to none."""
+    """The owner of a claim: the deployment, or the instance if the instance belongs to no deployment."""
     instance: str = ""
     chosen: bool = False
 
@@ -43,14 +43,14 @@ class Bar(msgspec.Struct, frozen=True):
     total_bytes: int
     parts: tuple[BarPart, ...]
     free_bytes: int
-    """Below 0 if more is claimed or used than there is."""
+    """Free memory. Below 0 if more memory is claimed or used than there is."""
     held: bool = False
-    """Whether an exclusive instance is on it, so that its free part cannot be used."""
+    """Whether an exclusive instance is on this GPU. If so, the free part cannot be used."""
     link: str = ""
 
 
 class Owner(msgspec.Struct):
-    """A deployment, for the legend."""
+    """Totals of one owner of claims, for the legend."""
 
     instances: int = 0
     gpu_bytes: int = 0
@@ -58,7 +58,7 @@ class Owner(msgspec.Struct):
 
 
 class BarClaim(msgspec.Struct, frozen=True):
-    """A claim, on its bar."""
+    """A claim on the memory of one GPU or worker, with its instance and its owner."""
 
     instance: str
     owner: str
@@ -67,15 +67,15 @@ class BarClaim(msgspec.Struct, frozen=True):
 
 
 class FleetView:
-    """A fleet to draw, and the place to highlight. If no instance has that place, it is drawn as if one did."""
+    """A fleet to draw, and the place to highlight. A place that no instance has is drawn as if an instance had it."""
 
     def __init__(self, fleet: Fleet, highlight: Place | None = None) -> None:
         self._fleet = fleet
         self._tenants: dict[str, list[BarClaim]] = {}
         self._expected = highlight
-        """The place to highlight, if no instance has it yet."""
+        """The place to highlight. None if an instance has it already."""
         self.owners: dict[str, Owner] = {}
-        """Owners in order of their first claim."""
+        """Owners by name, in the order of their first claims."""
         for one in fleet.occupants.values():
             if one.place is highlight:
                 self._expected = None
@@ -93,7 +93,7 @@ class FleetView:
             self._tenants.setdefault(claim.worker, []).append(BarClaim(instance, owner, chosen, claim))
 
     def first(self, most: int) -> list[Host]:
-        """The workers to draw: those of the highlighted place, then the first of the fleet, at most `most`."""
+        """The workers to draw. If there are more than `most`: those of the highlighted place, then the first others."""
         hosts = list(self._fleet.workers)
         if len(hosts) <= most:
             return hosts
@@ -121,7 +121,7 @@ class FleetView:
         return Bar(f"gpu{gpu.index}", gpu.memory_bytes, parts, free, held, gpu.link)
 
     def memory(self, host: Host) -> Bar:
-        """The memory of the machine, including that of its GPUs if it is unified."""
+        """A bar for the memory of the machine. Unified memory includes the memory of the GPUs."""
         worker = host.worker
         tenants = self._tenants.get(worker.name, ())
 
@@ -158,7 +158,10 @@ def _parts(
 
 
 def gpus_text(host: Host, most: int = 60) -> str:
-    """8 x H100 80GB; empty without GPUs. Sizes are left out if the text would be longer than `most`."""
+    """The GPUs of a worker, such as "8 x H100 80GB". Empty if there are none.
+
+    Sizes are left out if the text would be longer than `most`.
+    """
     words = ""
     for name_of in (short_gpu_name, _bare_name):
         counts: dict[str, int] = {}
@@ -176,7 +179,7 @@ def _bare_name(model: str) -> str:
 
 
 def in_gib(size_bytes: float) -> str:
-    """38.1 below 100, 1,234 above."""
+    """A size in GiB: below 100 with one decimal place, as 38.1; above without, as 1,234."""
     value = size_bytes / 2**30
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.1f}"
 
@@ -192,12 +195,12 @@ class Total(msgspec.Struct):
     reserved_bytes: int = 0
     others_bytes: int = 0
     free_bytes: int = 0
-    """Free bytes, excluding held ones; never below 0."""
+    """Free bytes that can be used. Bytes next to an exclusive instance count as held instead."""
     held_bytes: int = 0
     empty: int = 0
-    """GPUs without instances or other processes."""
+    """Number of GPUs without instances or other processes."""
     largest_bytes: int = 0
-    """The largest free part of one GPU."""
+    """The largest free part of a single GPU."""
 
     @property
     def claimed_bytes(self) -> int:
@@ -205,7 +208,7 @@ class Total(msgspec.Struct):
 
 
 def totals(fleet: Fleet) -> dict[str, Total]:
-    """Totals by model, in the order of the fleet. GPUs with unified memory are left out: it is the machine's."""
+    """Totals by model, in the order of the fleet. GPUs of workers with unified memory are left out."""
     found: dict[str, Total] = {}
     names: dict[str, str] = {}
     columns = fleet.gpus.columns
@@ -232,7 +235,7 @@ def totals(fleet: Fleet) -> dict[str, Total]:
 
 
 def headline(fleet: Fleet) -> str:
-    """11 workers, 47 GPUs with 2,921 GiB: 41 % claimed, 1 % used by others, 58 % free"""
+    """One line about the fleet: 11 workers, 47 GPUs with 2,921 GiB: 41 % claimed, 1 % used by others, 58 % free"""
     by_model = totals(fleet)
     workers = quantity(len(fleet), "worker")
     size = sum(one.total_bytes for one in by_model.values())
@@ -264,22 +267,24 @@ def summary_rows(fleet: Fleet) -> list[list[str]]:
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw"
 MANY = "+"
-"""The mark of deployments for which no letter is left."""
+"""The mark for deployments for which no letter is left."""
 MARKS = {PartKind.RESERVED: "-", PartKind.OTHERS: "x", PartKind.HELD: "~", PartKind.FREE: " "}
 CHOSEN_MARK = "#"
 OVERCOMMITTED = "!"
 
 MIN_CELLS, MAX_CELLS = 4, 30
-"""Width of a bar."""
+"""Minimum and maximum width of a bar."""
 BACKGROUNDS = (75, 215, 114, 176, 203, 80, 221, 137, 211, 73)
-"""Colours of deployments, of the 256 colours of terminals."""
+"""Colours of deployments, chosen from the 256 colours that terminals have."""
 
 
 def fleet_text(
     fleet: Fleet, *, width: int = 100, color: bool = False, highlight: Place | None = None, rows: int = 40
 ) -> str:
-    """A picture of the fleet. With more than `rows` workers, only the first are drawn, those of the highlighted place
-    before the others, and a table sums up all workers by GPU model."""
+    """A picture of the fleet. It shows at most `rows` workers, those of the highlighted place first.
+
+    If there are more workers, a table sums up all of them by GPU model.
+    """
     view = FleetView(fleet, highlight)
     hosts = view.first(rows)
     drawing = _FleetText(view, width, color)
@@ -303,7 +308,7 @@ class _FleetText:
         self._used: set[str] = set()
 
     def table(self, hosts: Sequence[Host]) -> list[str]:
-        """A table head, and a line for each worker; GPUs that do not fit continue on the next line."""
+        """A table head, and a line for each worker. GPUs that do not fit on the line continue on the next one."""
         names = [_name(host, max(self._width // 4, 8)) for host in hosts]
         kinds = [gpus_text(host, 20) or "CPU only" for host in hosts]
         first, second = (max([*map(len, cells), 6]) for cells in (names, kinds))
@@ -319,7 +324,7 @@ class _FleetText:
         return lines
 
     def _bars(self, bars: Sequence[Bar], room: int) -> Iterable[str]:
-        """Lines of bars side by side, each line as wide as the room."""
+        """Lines with bars side by side. Each line is padded to the width of the room."""
         side_by_side = min(len(bars), max((room - 1) // (MIN_CELLS + 1), 1))
         cells = min((room - 1) // side_by_side - 1, MAX_CELLS)
         for start in range(0, len(bars), side_by_side):
@@ -356,7 +361,7 @@ class _FleetText:
         return f"\x1b[90m{text}\x1b[0m"
 
     def legend(self) -> list[str]:
-        """What the letters and the other marks mean; only those in the picture."""
+        """The meanings of the letters and other marks that are in the picture."""
         owners = [
             f"{self._painted(letter, BarPart(PartKind.CLAIMED, 1, name))} {name} ({_taken(self._view.owners[name])})"
             for name, letter in self._letters.items()
@@ -373,7 +378,8 @@ class _FleetText:
 
 
 def shared_out(parts: Sequence[BarPart], cells: int) -> list[int]:
-    """The cells of each part, in proportion; claims and other processes get at least one, if there are enough."""
+    """Number of cells for each part, in proportion to its size. If there are enough cells, each claim and the other
+    processes get at least one."""
     total = sum(part.size_bytes for part in parts)
     if not total:
         return [0] * len(parts)
@@ -395,7 +401,7 @@ def _name(host: Host, most: int) -> str:
 
 
 def _short(size_bytes: int) -> str:
-    """GiB inside a bar: 38, but 3.8."""
+    """A size in GiB inside a bar, such as 38 or 3.8."""
     value = size_bytes / 2**30
     return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
@@ -416,5 +422,5 @@ def _wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def _length(text: str) -> int:
-    """The visible length, without escape codes."""
+    """The visible length of a text, without its escape codes."""
     return len(re.sub(r"\x1b\[[0-9;]*m", "", text))

@@ -1,4 +1,4 @@
-"""Sentences whose grammar depends on their facts, as functions of those facts."""
+"""Functions from facts to sentences, for sentences whose grammar depends on their facts."""
 
 from collections.abc import Callable, Mapping
 from math import isfinite
@@ -11,7 +11,7 @@ Template: TypeAlias = str | Callable[[Facts], str]
 
 
 class Phrase(NamedTuple):
-    """Why a candidate was rejected: `kind: detail`. Summaries count kinds; the detail has figures of one candidate."""
+    """Why a candidate was rejected: `kind: detail`. Summaries count kinds. The detail has one candidate's figures."""
 
     kind: str
     detail: Template = ""
@@ -22,12 +22,12 @@ def filled(template: Template, facts: Facts) -> str:
 
 
 def either(fact: str, value: Any, one: Template, other: Template) -> Callable[[Facts], str]:
-    """One template if the fact has the value, else the other."""
+    """A function that renders `one` if the fact has the value, else `other`."""
     return lambda facts: filled(one if facts[fact] == value else other, facts)
 
 
 def remedied(template: str) -> Callable[[Facts], str]:
-    """Append what to do about a cause on the plane's side, which is not the fault of an instance."""
+    """Append what to do about the cause. The cause lies with the plane, not with an instance."""
     return lambda facts: f"{template.format(**facts)}; {REMEDIES[facts['cause']]}"
 
 
@@ -132,7 +132,7 @@ _NEVER_STARTS = {
     "unknown-model": "its model does not exist",
     "no-engine-key": "its API key is missing",
 }
-"""Causes for clients: without paths, and without output of servers."""
+"""Causes in words for clients. They contain no paths, and no output from servers."""
 
 
 def never_starts(facts: Facts) -> str:
@@ -167,7 +167,7 @@ def no_program(facts: Facts) -> str:
 
 
 def weighed(facts: Facts) -> str:
-    """The expected effect of a request on each instance, the best first."""
+    """The expected effect of a request on each instance, from best to worst."""
     instances = facts["instances"]
     best = instances[0]
     parts = []
@@ -186,7 +186,7 @@ def weighed(facts: Facts) -> str:
 
 
 def setting_changed(facts: Facts) -> str:
-    """`hidden` replaces values that are not shown: those of secrets, and code."""
+    """The sentence for a changed setting. `hidden` replaces values that are not shown: secrets and code."""
     match facts.get("hidden"):
         case None:
             told = f"{facts['field']} {facts['before']} -> {facts['after']}".lstrip()
@@ -219,7 +219,7 @@ def removes_all(facts: Facts) -> str:
 
 
 def words(template: str) -> Callable[[Facts], str]:
-    """A template over facts in words: sizes in bytes as GiB, lists as a, b, c."""
+    """A function that renders a template with its facts in words: sizes in GiB, lists as "a, b, c"."""
 
     def word(name: str, value: Any) -> Any:
         if name.endswith("_bytes"):

@@ -1,4 +1,4 @@
-"""The content of a picture of a graph, as data: boxes, edges between them, and the layers of the boxes."""
+"""The content of a picture of a graph, as data: boxes, edges between boxes, and layers of boxes."""
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,18 +25,21 @@ from pointsman.pipeline.graph import (
 from pointsman.pipeline.options import NodeOptions
 from pointsman.render.text import cut, quantity
 
-# Layers of a graph, each in an order that makes few edges cross.
+# Layers of a graph. The order within each layer makes few edges cross.
 #
-# Boxes are indexes, numbered so that every edge goes forward. An edge that passes a layer has a bend there, which takes
-# part in the ordering like a box. Edges that leave the same box share their bends.
+# Boxes are indexes, and every edge goes from a lower index to a higher one. An edge that passes a layer has a bend in
+# that layer. The bend is ordered like a box. Edges that leave the same box share their bends.
 
 
 SWEEPS = 12
-"""Passes over the layers, alternately forward and backward."""
+"""Maximum number of passes over the layers. They go forward and backward in turn."""
 
 
 def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """The first box alone in the first layer, the last alone in the last, and as few layers as possible between."""
+    """The boxes of each layer. The first box is alone in the first layer, and the last box alone in the last layer.
+
+    There are as few layers between these as possible.
+    """
     depths = _depths(count, edges)
     rows: list[list[int]] = [[] for _ in range(max(depths) + 1)]
     for box, depth in enumerate(depths):
@@ -46,7 +49,10 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, 
 
 
 def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest path from the input. A box without an incoming edge stands just before the first box it feeds."""
+    """The length of the longest path from the input to each box.
+
+    A box without an incoming edge gets the layer before the first box that it feeds.
+    """
     depths = [0] + [1] * (count - 1)
     for source, target in sorted(edges, key=lambda edge: edge[1]):
         depths[target] = max(depths[target], depths[source] + 1)
@@ -60,7 +66,7 @@ def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _links(edges: Sequence[tuple[int, int]], depths: Sequence[int], rows: list[list[int]]) -> set[tuple[int, int]]:
-    """Split every edge into links from layer to layer, and add the bends between them to the rows."""
+    """Split every edge into links from layer to layer, and add the bends that join these links to the rows."""
     bends: dict[tuple[int, int], int] = {}
     links: set[tuple[int, int]] = set()
     for source, target in edges:
@@ -75,7 +81,10 @@ def _links(edges: Sequence[tuple[int, int]], depths: Sequence[int], rows: list[l
 
 
 def _ordered(rows: list[list[int]], links: set[tuple[int, int]]) -> list[list[int]]:
-    """Order each layer so that members are near the mean position of their neighbours; the best of several sweeps."""
+    """Order each layer so that members are near the mean position of their neighbours.
+
+    The result is the sweep with the fewest crossings.
+    """
     before: dict[int, list[int]] = {}
     after: dict[int, list[int]] = {}
     for source, target in sorted(links):
@@ -96,7 +105,7 @@ def _ordered(rows: list[list[int]], links: set[tuple[int, int]]) -> list[list[in
 
 
 def _sort(row: list[int], neighbours: dict[int, list[int]], indexes: dict[int, int]) -> None:
-    """Sort a layer by the mean index of neighbours; a member without neighbours keeps its own."""
+    """Sort a layer by the mean index of each member's neighbours. A member without neighbours keeps its own index."""
     span = max(len(indexes) - 1, 1) / max(len(row) - 1, 1)
     means = {
         one: sum(indexes[other] for other in beside) / len(beside) if (beside := neighbours.get(one)) else index * span
@@ -106,7 +115,7 @@ def _sort(row: list[int], neighbours: dict[int, list[int]], indexes: dict[int, i
 
 
 def _crossings(rows: Sequence[Sequence[int]], after: dict[int, list[int]]) -> int:
-    """Pairs of links between the same layers that cross."""
+    """Number of crossings: pairs of links that are between the same two layers and cross each other."""
     found = 0
     for row, following in pairwise(rows):
         indexes = {one: index for index, one in enumerate(following)}
@@ -121,9 +130,9 @@ def _crossings(rows: Sequence[Sequence[int]], after: dict[int, list[int]]) -> in
 
 
 ENTIRE_INPUT = "all of it"
-"""Label of an edge that takes the entire input where other edges take parts of it."""
+"""Label of an edge that takes the entire input, if other edges take only parts of it."""
 MAX_VALUE_LENGTH = 160
-"""Longer values are cut in a tooltip: a configuration may be a page."""
+"""Maximum length of a value in a tooltip. Longer values are cut, because a configuration may fill a page."""
 
 
 class Role(Enum):
@@ -141,14 +150,14 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: NodeKind | None = None
     caption: str = ""
-    """The code or model behind it; a call whose id differs from its target names the target instead."""
+    """The code or model that the box runs. If a call's id differs from its target, the caption names the target."""
     marks: tuple[str, ...] = ()
-    """Replicas and shards, where there is more than one."""
+    """Numbers of replicas and shards, if there is more than one."""
     node: str = ""
     notes: tuple[str, ...] = ()
-    """Handles without an edge, and the code that makes the input."""
+    """Handles that have no edge, and the code that makes the input."""
     tip: str = ""
-    """Details: where the code is, constructor arguments, options that differ from their defaults."""
+    """Details for a tooltip: the place of the code, constructor arguments, options that differ from defaults."""
 
     @property
     def lines(self) -> list[str]:
@@ -161,20 +170,20 @@ class Edge(msgspec.Struct, frozen=True):
     source: int
     target: int
     part: str = ""
-    """The part of the input that it carries."""
+    """The part of the input that the edge carries."""
     into: str = ""
-    """The argument, or the part of the output, that it becomes."""
+    """The argument, or the part of the output, that the value becomes."""
     held: bool = False
-    """Whether it is a handle: the source may call the target, and no result flows here."""
+    """Whether the edge is a handle. The source may call the target of a handle, but no result flows along the edge."""
 
 
 class GraphParts(msgspec.Struct, frozen=True):
-    """Boxes in an order in which every edge goes forward: the input first, the output last."""
+    """Boxes, edges and layers. The input is the first box, the output is the last, and every edge goes forward."""
 
     boxes: tuple[Box, ...]
     edges: tuple[Edge, ...]
     layers: tuple[tuple[int, ...], ...]
-    """Indexes of boxes, from the input to the output; each layer in the order that makes the fewest edges cross."""
+    """Indexes of boxes by layer, from the input to the output. The order in each layer makes few edges cross."""
 
 
 def parts_of(graph: Graph) -> GraphParts:
@@ -183,7 +192,7 @@ def parts_of(graph: Graph) -> GraphParts:
 
 
 def headline(graph: Graph) -> str:
-    """The size of a graph: 3 calls, 3 nodes, 7 processes."""
+    """The size of a graph, such as "3 calls, 3 nodes, 7 processes"."""
     replicas = sum(
         node.options.num_replicas * node.options.shards for node in graph.nodes if node.kind is not NodeKind.MODEL
     )
@@ -193,16 +202,16 @@ def headline(graph: Graph) -> str:
 
 
 class _Collector:
-    """Adds boxes in order; an edge names them by their index."""
+    """Adds boxes in order. Edges refer to boxes by index."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._boxes: list[Box] = []
         self._edges: list[Edge] = []
         self._calls: dict[str, int] = {}
-        """Call id -> its box."""
+        """The box of each call, by the id of the call."""
         self._nodes: dict[str, int] = {}
-        """Node -> its first box."""
+        """The first box of each node, by the name of the node."""
         self._handles = _Handles(graph)
         templates = [graph.output, *(template for call in graph.calls for template in (call.args, call.kwargs))]
         self._inputs = {one for one in references(templates) if isinstance(one, FromInput)}
@@ -268,10 +277,10 @@ class _Collector:
 
 
 class _Handles:
-    """Which handles become edges.
+    """Decides which handles become edges.
 
-    An edge goes to a node that only holders call. A handle to a node that steps call too, or back to a holder, becomes
-    a note: the box of a call is not what the handle calls, and edges go one way.
+    A handle becomes an edge if only holders call its node. Otherwise it becomes a note. If steps call the node too, its
+    boxes are those calls, and a handle calls none of them. A handle back to a holder would be an edge backward.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -288,7 +297,7 @@ class _Handles:
         for name in [*(call.node for call in reversed(graph.calls)), *(node.name for node in graph.nodes)]:
             self._visit(name)
         self.only_held = [name for name in reversed(self._finished) if name not in called]
-        """Holders before the nodes that they hold, as far as there is such an order."""
+        """Nodes that no step calls. Holders come before the nodes that they hold, unless they hold each other."""
         order = {name: index for index, name in enumerate(self.only_held)}
         self.edges = [
             (holder, target)
@@ -296,13 +305,13 @@ class _Handles:
             for target in targets
             if target in order and order.get(holder, -1) < order[target]
         ]
-        """(holder, held), in order."""
+        """Pairs of a holder and the node that it holds. The order follows the holders."""
 
     def _visit(self, name: str) -> None:
         if name in self._visited:
             return
         self._visited[name] = None
-        for target in reversed(self._targets[name]):  # both reversed: the node that is finished first comes last
+        for target in reversed(self._targets[name]):  # reversed, because `only_held` reverses the finished nodes again
             self._visit(target)
         self._finished.append(name)
 
@@ -314,12 +323,12 @@ class _Handles:
 
 
 def part_of_input(path: Sequence[Access]) -> str:
-    """A part of the input as it was written: [0].name"""
+    """A part of the input, written as in Python: [0].name"""
     return "".join(f".{step.key}" if step.attribute else f"[{step.key}]" for step in path)
 
 
 def _arguments(call: Call) -> Iterator[tuple[str, Reference]]:
-    """The references that a call takes, each with its argument. A single positional argument needs no number."""
+    """The references in the arguments of a call, each with its argument. A single positional argument has no number."""
     alone = len(call.args) == 1 and not call.kwargs
     for number, template in enumerate(call.args, start=1):
         yield from _uses(template, "" if alone else f"#{number}")
@@ -343,7 +352,7 @@ def _caption(node: Node) -> str:
 
 
 def _name_in(code: str) -> str:
-    """path/to/file.py:Name -> Name"""
+    """The name in a reference to code: path/to/file.py:Name becomes Name."""
     return code.rpartition(":")[2]
 
 
@@ -382,7 +391,7 @@ def _node_tip(node: Node) -> str:
 
 
 def _changed_options(options: NodeOptions) -> list[str]:
-    """Options that differ from their defaults. Environment variables by name only: values may be secrets."""
+    """Options that differ from their defaults. Environment variables appear without values, which may be secrets."""
     defaults, found = NodeOptions(), []
     for name in options.__struct_fields__:
         value = getattr(options, name)
@@ -397,7 +406,7 @@ def _tip_arguments(args: Sequence[Template], kwargs: Mapping[str, Template]) -> 
 
 
 def _value(template: Any) -> str:
-    """A value as Python writes it, with names in place of references."""
+    """A value as Python writes it. Names replace the references in it."""
     if isinstance(template, FromInput):
         return f"input{part_of_input(template.path)}"
     if isinstance(template, FromStep):

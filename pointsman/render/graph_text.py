@@ -1,4 +1,4 @@
-"""A graph in a terminal: the input on top, calls side by side below it, the output at the bottom."""
+"""A graph in a terminal. The input is at the top, the calls are side by side below, the output is at the bottom."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +12,12 @@ from pointsman.render.text import cells, cut
 
 MIN_WIDTH = 24
 MAX_BOX_WIDTH, MAX_LIST_WIDTH = 60, 40
-"""Maximum width of a box for its names, and for the list of its inputs, including borders."""
+"""Maximum widths of a box, including borders: the first for its names, the second for the list of its inputs."""
 APART = 2
 SOLID, DASHED = ("─", "│"), ("╌", "╎")
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
 CORNERS = " ││││┘┐┤│└┌├─┴┬┼"
-"""Line characters by the sum of their directions."""
+"""Line characters. The index of each is the sum of the directions in which it has a line."""
 
 
 def graph_text(name: str, graph: Graph, width: int = 100) -> str:
@@ -69,7 +69,7 @@ class _GraphText:
         return [cut(_plain(line), room) for line in lines]
 
     def _source(self, edge: Edge) -> str:
-        """Where a value comes from, after the name of its argument, if it has one."""
+        """Where a value comes from. The name of the value's argument comes first, if there is one."""
         box = self._parts.boxes[edge.source]
         value = box.name + (edge.part if edge.part.startswith((".", "[")) else "")
         return f"{edge.into}={value}" if edge.into and not edge.into.startswith("#") else value
@@ -77,7 +77,7 @@ class _GraphText:
     # Lines
 
     def _rows(self, stage: Sequence[int]) -> list[list[int]]:
-        """Rows of boxes, as many side by side as fit."""
+        """Rows of boxes. Each row has as many boxes side by side as fit."""
         rows: list[list[int]] = []
         for one in stage:
             if rows and self._length([*rows[-1], one]) <= self._width:
@@ -95,7 +95,7 @@ class _GraphText:
         return [(" " * left + (" " * APART).join(pieces)).rstrip() for pieces in zip(*drawn, strict=True)]
 
     def _middles(self, row: Sequence[int], across: int) -> dict[int, int]:
-        """The column of the middle of each box."""
+        """For each box, the column in which its middle is."""
         x, found = across // 2 - self._length(row) // 2, {}
         for one in row:
             found[one] = x + self._wide[one] // 2
@@ -103,7 +103,7 @@ class _GraphText:
         return found
 
     def _between(self, upper: list[list[int]], lower: list[list[int]], across: int) -> list[str]:
-        """Lines from stage to stage; only an arrow if a stage has several rows."""
+        """Lines from one stage to the next. If either stage has several rows, there is only an arrow."""
         if len(upper) > 1 or len(lower) > 1:
             return [" " * (across // 2) + "▼"]
         above, below = self._middles(upper[0], across), self._middles(lower[0], across)
@@ -125,7 +125,7 @@ def _box(texts: Sequence[str], width: int, high: int, border: tuple[str, str]) -
 
 
 def _listed(before: str, values: Sequence[str], room: int) -> list[str]:
-    """Values in a row, each once, wrapped below the first value; empty without values."""
+    """Distinct values after `before`. Further lines are indented to the first value. Empty if there are no values."""
     if not values:
         return []
     indent = cells(before) + 1
@@ -145,7 +145,7 @@ def _wrapped(parts: Sequence[str], width: int, between: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text without line breaks and control characters."""
+    """A text whose line breaks and control characters are replaced."""
     return "".join(one if one.isprintable() else "\ufffd" for one in text)
 
 
@@ -153,7 +153,7 @@ def _plain(text: str) -> str:
 
 
 def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
-    """Links from a column above to a column below: a row of tracks, and one of arrows."""
+    """Links from columns above to columns below, as two rows: one with tracks, one with arrows."""
     marks: dict[int, int] = {}
     for group in _groups(links):
         columns = [column for link in group for column in link]
@@ -172,7 +172,7 @@ def tracks(links: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Links whose columns overlap, from left to right."""
+    """Groups of links whose columns overlap, from left to right."""
     groups: list[list[tuple[int, int]]] = []
     reached = -1
     for link in sorted(set(links), key=min):
@@ -188,13 +188,14 @@ def _groups(links: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
 
 
 SHAPES = {NodeKind.CLASS: ("[", "]"), NodeKind.FUNCTION: ("(", ")"), NodeKind.MODEL: ("{{", "}}")}
-"""Shapes of Mermaid; the input and the output are stadiums."""
+"""Shapes for Mermaid. The input and the output are stadiums instead."""
 STYLES = {NodeKind.CLASS: "filled", NodeKind.FUNCTION: "filled,rounded", NodeKind.MODEL: "filled,bold"}
-"""Styles of DOT."""
+"""Styles for DOT."""
 
 
 def draw(name: str, graph: Graph, path: Path | None) -> str:
-    """The graph in the format of the path's suffix, written to the path; without a path, as text for a terminal."""
+    """The graph as text. With a path, the format follows its suffix, and the text is written to it. Without a path, the
+    text is for a terminal."""
     if path is None:
         return graph_text(name, graph)
     if path.suffix not in FORMATS:
@@ -221,7 +222,7 @@ def mermaid(name: str, graph: Graph) -> str:
 
 
 def dot(name: str, graph: Graph) -> str:
-    """A digraph in DOT, the language of Graphviz; boxes have their details as tooltips."""
+    """A digraph in DOT, the language of Graphviz. The tooltips of boxes have their details."""
     parts = parts_of(graph)
     lines = [
         f"digraph {_dot(name)} {{",
@@ -243,7 +244,7 @@ FORMATS: Mapping[str, Callable[[str, Graph], str]] = {
     ".dot": dot,
     ".txt": lambda name, graph: graph_text(name, graph) + "\n",
 }
-"""Formats by suffix."""
+"""Functions that write a graph, by the suffix of the file."""
 
 
 def _label(edge: Edge) -> str:
@@ -257,7 +258,7 @@ def _style(box: Box) -> str:
 
 
 def _mermaid(text: str) -> str:
-    """Text inside quotes, with a character code for everything that Mermaid would interpret."""
+    """A text in quotes. Character codes replace the characters that Mermaid would interpret."""
     return "".join(f"#{ord(one)};" if one in '"#<>&`;\\' else one if one.isprintable() else "\ufffd" for one in text)
 
 

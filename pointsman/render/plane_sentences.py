@@ -22,7 +22,7 @@ _ORDER = "{replicas} ordered by {by} until "
 _OVERRIDE = either("until", None, _ORDER + "it is released", _ORDER + "{until}")
 
 OF_PLANE: Mapping[str, Template | Phrase] = {
-    # Why a target changed, or did not
+    # Why a target changed, or did not change
     "policy-wants": "{replicas} wanted",
     "request-waits": "a request waits, and there is no instance",
     "gave-way": "it made room for another deployment, and has no requests",
@@ -144,7 +144,7 @@ OF_PLANE: Mapping[str, Template | Phrase] = {
     "supervisor-gone": "the supervisor of the engine processes is gone; another is being started",
     "no-supervisor": "no supervisor can be started: {error}",
     "supervisor-confused": "the plane and its supervisor did not understand each other: {why}",
-    # What is not as the documents say
+    # What differs from the documents
     "endpoints-file-unreadable": either(
         "kept", 0, "{file}: {error}", "{file}: {error}; the endpoints that it last listed are kept"
     ),

@@ -1,7 +1,8 @@
 """Sentences for operators: one per code of a `Reason`.
 
-A `Template` is a format string over the facts, or a function of them where grammar needs more. A reason whose facts
-have `text` is shown as that text: so are all reasons from users' plugins. The codes are API, listed in docs/reasons.md.
+A `Template` is a format string over the facts, or a function of the facts if the grammar needs more. If the facts of a
+reason have `text`, the reason is shown as that text. This is so for all reasons from users' plugins. The codes are part
+of the API; docs/reasons.md lists them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +48,8 @@ from pointsman.render.text import (
 )
 
 Group: TypeAlias = Any
-"""Rejections with one code: a `Counted` of pointsman.reasons, which imports this module, or the same from JSON."""
+"""Rejections with one code: a `Counted`, or its form in JSON. `Counted` is in pointsman.reasons, which imports this
+module."""
 
 
 def sentence(code: str, facts: Facts) -> str:
@@ -61,19 +63,19 @@ def sentence(code: str, facts: Facts) -> str:
 
 
 def kind(code: str, facts: Facts) -> str:
-    """The reason without its figures, as summaries count it."""
+    """The reason without its figures. Summaries count reasons by their kind."""
     found = SENTENCES.get(code)
     return found.kind if isinstance(found, Phrase) and "text" not in facts else sentence(code, facts)
 
 
 def detail(code: str, facts: Facts) -> str:
-    """The figures alone; empty if it has none."""
+    """The figures of the reason alone. Empty if the reason has no figures."""
     found = SENTENCES.get(code)
     return _rendered(found.detail, facts) if isinstance(found, Phrase) and "text" not in facts else ""
 
 
 def codes(told: Mapping[str, Any]) -> list[str]:
-    """The codes of a reason in JSON and of the reasons among its facts: what it says, without figures."""
+    """The codes of a reason in JSON, and of the reasons among its facts. They tell what it says, without figures."""
     found = [str(told["code"])] if "code" in told else []
     for fact in told.values():
         for one in fact if isinstance(fact, list) else [fact]:
@@ -82,7 +84,8 @@ def codes(told: Mapping[str, Any]) -> list[str]:
 
 
 def shortened(fact: Any, limit: int) -> Any:
-    """Facts from JSON with texts on one line of at most `limit` characters, and other reasons among them as text."""
+    """Facts from JSON, with each text cut to one line of at most `limit` characters. A reason among the facts becomes
+    text."""
     match fact:
         case str():
             return one_line(fact, limit)
@@ -96,7 +99,7 @@ def shortened(fact: Any, limit: int) -> Any:
 
 
 def group_counts(groups: Iterable[Group]) -> str:
-    """9 serving another model, 3 full"""
+    """Groups by their kinds, such as "9 serving another model, 3 full"."""
     return ", ".join(f"{group.count} {_group_kind(group)}" for group in groups)
 
 
@@ -109,12 +112,12 @@ def _group_kind(group: Group) -> str:
 def _rendered(template: Template, facts: Facts) -> str:
     try:
         return filled(template, {name: _told(fact) for name, fact in facts.items()})
-    except (LookupError, TypeError, ValueError):  # a reason of a plugin under one of our codes, with other facts
+    except (LookupError, TypeError, ValueError):  # a plugin gave a reason with one of our codes, but with other facts
         return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _told(fact: Any) -> Any:
-    """A fact; as its text if it is a reason that was stored or sent as JSON."""
+    """A fact as a template shows it. A reason that was stored or sent as JSON becomes its text."""
     match fact:
         case {"code": str(code), "facts": facts, **others} if others.keys() <= {"text"}:
             return sentence(code, facts)
@@ -140,7 +143,7 @@ def _no_instance(facts: Facts) -> str:
 
 
 def _with_unavailability(template: Template, advice: str = "") -> Callable[[Facts], str]:
-    """Replace the general advice by what is known about the lack of instances."""
+    """Append what is known about the lack of instances, or `advice` if nothing is known."""
 
     def render(facts: Facts) -> str:
         return "; ".join(filter(None, [_rendered(template, facts), str(facts.get("absence") or advice)]))
@@ -152,13 +155,13 @@ def _with_unavailability(template: Template, advice: str = "") -> Callable[[Fact
 
 
 def _groups(facts: Facts) -> list[Group]:
-    """Rejections by code, with their form in JSON."""
+    """Rejections by code. A group in JSON becomes an object with the same attributes."""
     return [SimpleNamespace(**one) if isinstance(one, Mapping) else one for one in facts.get("rejected", ())]
 
 
 def _in_the_way(facts: Facts) -> str:
-    """A reason in full if it is the same for all workers; else the number of workers of each kind, with the figures of
-    the first."""
+    """The full reason if it is the same for all workers. Otherwise, for each kind of reason, the number of workers and
+    the first worker's figures."""
     groups = _groups(facts)
     if not groups:
         return str(facts["because"])
@@ -208,7 +211,7 @@ NOT_ALLOWED: Mapping[str, Template | Phrase] = {
     "means-gpus": Phrase("not allowed: the placement asks for GPUs (to run without, set cpu)"),
     "engine-needs-gpu": Phrase("not allowed: the engine needs a GPU (cpu is off)"),
 }
-"""Why an ask rules a tier out."""
+"""Why an ask excludes a tier."""
 
 SENTENCES: Mapping[str, Template | Phrase] = {
     # Why an instance cannot take a request
@@ -407,7 +410,7 @@ SENTENCES: Mapping[str, Template | Phrase] = {
     "fits-after-moving": moves,
     # Where an instance is
     "place": place_taken,
-    # Why an instance is where it is in its life
+    # Why an instance is in its current phase
     "preempted": "it makes room for {instance}, which has a higher priority",
     "place-awaited": "{deployment} waits for its place",
     "evicted-for": "{instance} makes room for {deployment}, which has requests and no instance",

@@ -1,4 +1,4 @@
-"""SVG, one element after the other."""
+"""Writes SVG, one element after the other."""
 
 import re
 from colorsys import hls_to_rgb
@@ -10,7 +10,7 @@ PALETTE = (
     "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#ff9da6", "#5b5bd6",
 )  # fmt: skip
 GOLDEN = 0.618034
-"""The golden ratio: steps around the colour wheel that stay apart."""
+"""The golden ratio. Steps of this size around the colour wheel give colours that differ clearly."""
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -53,12 +53,12 @@ class Canvas:
         self._elements.append(f'<path d="{way}"{_attributes({"fill": "none"} | more)}/>')
 
     def text(self, x: float, y: float, words: str, kind: str, **more: str) -> None:
-        """`kind`: a class of the style sheet."""
+        """Write words at a position. `kind` is a class of the style sheet."""
         start = f'<text x="{number(x)}" y="{number(y)}" class="{kind}"{_attributes(more)}>'
         self._elements.append(f"{start}{xml(words)}</text>")
 
     def open(self, tip: str = "", **more: str) -> None:
-        """Begin a group with a tooltip."""
+        """Begin a group of elements, with a tooltip if `tip` is given."""
         self._elements.append(f"<g{_attributes(more)}>" + (f"<title>{xml(tip)}</title>" if tip else ""))
 
     def close(self) -> None:
@@ -71,12 +71,12 @@ class Canvas:
 
 
 def fitted(words: str, width: float, font_size: float) -> str:
-    """The beginning of the text that fits; empty if that is too little to read."""
+    """The beginning of the text, as far as it fits. Empty if too little fits to be read."""
     return cut(words, int(width / (font_size * 0.6)))
 
 
 def number(value: float) -> str:
-    """The number with one decimal place, unless that is 0."""
+    """The number with one decimal place, or with none if that digit is 0."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Tables and lines for a terminal, traces among them, and parts of sentences that need more than a template."""
+"""Tables, traces and other lines for a terminal, and parts of sentences that need more than a template."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -7,7 +7,7 @@ from unicodedata import combining, east_asian_width
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with aligned columns, numbers to the right, and a rule under the head."""
+    """A table with aligned columns and a rule under the head. Numbers are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     numeric = [
         bool(rows) and all(_is_number(row[index]) or not row[index] for row in rows) for index in range(len(heads))
@@ -24,21 +24,21 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Text from outside on one line of at most `limit` characters, without line breaks and control characters."""
-    start = text[: 4 * limit]  # it may have megabytes
+    """A text from outside as one line of at most `limit` characters. Line breaks and control characters are removed."""
+    start = text[: 4 * limit]  # a text from outside may have megabytes
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in start).split())
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def cells(text: str) -> int:
-    """The width of a text, in columns of a terminal."""
+    """The width of a text, in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
 
 
 def cut(text: str, room: int) -> str:
-    """The text cut to `room` columns; empty if less than 4 are left."""
+    """The text, cut to `room` columns if it is wider. Empty if it would be cut to fewer than 4 columns."""
     if cells(text) <= room:
         return text
     if room < 4:
@@ -53,7 +53,7 @@ def cut(text: str, room: int) -> str:
 
 
 def quantity(count: int, noun: str) -> str:
-    """1 worker, 2,000 workers, 3 processes"""
+    """A count with its noun, such as "1 worker", "2,000 workers" or "3 processes"."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
 
@@ -71,7 +71,7 @@ REMEDIES = {
     "plane": "see the log of the plane",
     "protocol": "enable IPv6 on this machine, or use an IPv4 address",
 }
-"""What to do about a failure of this process or machine, by cause: see `pointsman.http.pool.local_cause`."""
+"""What to do about a failure of this process or machine, by the cause that `pointsman.http.pool.local_cause` finds."""
 
 
 def _is_number(cell: str) -> bool:
@@ -83,11 +83,11 @@ def _is_number(cell: str) -> bool:
 
 
 def gib(size: float) -> str:
-    """41.2 GiB; small ones in MiB."""
+    """A size with its unit, such as 41.2 GiB. Small sizes are in MiB."""
     return f"{size / 2**30:.1f} GiB" if abs(size) >= 2**29 else f"{size / 2**20:.0f} MiB"
 
 
-# Sentences about places, made of the facts of a `Reason`
+# Sentences about places, made from the facts of a `Reason`
 
 
 def place_taken(facts: Mapping[str, Any]) -> str:
@@ -173,7 +173,7 @@ def record_text(record: Mapping[str, Any]) -> str:
 
 
 def _timeline(record: Mapping[str, Any]) -> list[str]:
-    """Times, tokens and deadline of a request that was sent."""
+    """The times, tokens and deadline of a request that was sent."""
     predicted, first_ms, total_ms = record["predicted"], record["first_token_ms"], record["total_ms"]
     parts = [f"waited {record['waited_ms']:.1f} ms"]
     if first_ms is not None:
@@ -196,12 +196,12 @@ def _timeline(record: Mapping[str, Any]) -> list[str]:
 
 
 def trace_table(trace: Mapping[str, Any]) -> str:
-    """The tables of the profiles of a trace's JSON in their order, then the notes."""
+    """A trace from JSON: the table of each profile, in the trace's order, then the notes."""
     return "\n\n".join([*map(profile_table, trace["profiles"]), *(note["text"] for note in trace["notes"])])
 
 
 def profile_table(run: Mapping[str, Any]) -> str:
-    """One line per candidate: scores and total if it was scored, the reason if it was rejected."""
+    """A table with one line per candidate: its scores and total if it was scored, or the reason why it was rejected."""
     weights, clamped = run["weights"], run["clamped"]
     chosen = {target: rank for rank, target in enumerate(run["targets"], start=1)}
     rows: list[list[str]] = []
@@ -219,11 +219,11 @@ def profile_table(run: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> float:
-    """JSON has no nan."""
+    """A number from JSON, which has null in place of nan."""
     return nan if value is None else value
 
 
 def attribute_found(facts: Mapping[str, Any]) -> str:
-    """The value that a filter found for an endpoint's attribute, and the demand."""
+    """The value that a filter found for an attribute of an endpoint, and the value that it demands."""
     demand = ", ".join(f"{name} {value}" for name, value in facts["demand"].items())
     return f"{facts['name']} is {facts['found']:g} (nan: unknown), demanded: {demand}"

@@ -1,4 +1,4 @@
-"""Cases to check policies with: the same on every run, and the global generator of `random`, seeded."""
+"""Cases with which policies are checked, the same on every run, and a seed for the global generator of `random`."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from pointsman.scaling import DeploymentView, Rate, Window
 from pointsman.types import ExecutionInstance, RequestMetadata, RequestPriority
 
 SEEDS = (1, 5)
-"""Two seeds whose first number, shuffle and sample differ for any range of 2 to 8."""
+"""Two seeds. For any range of 2 to 8, their first number, shuffle and sample differ."""
 
 
 def drawn(values: Mapping[str, Sequence[Any]], rng: random.Random) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def drawn(values: Mapping[str, Sequence[Any]], rng: random.Random) -> dict[str, 
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generator, and restore it afterwards. A policy that draws from it decides differently."""
+    """Seed the global generator, and restore it afterwards. A policy that uses it decides differently for each seed."""
     before = random.getstate()
     random.seed(seed)
     try:
@@ -36,9 +36,9 @@ def global_seed(seed: int) -> Iterator[None]:
 
 MODELS = ("small", "large")
 MAX_SIZE = 8
-"""Maximum number of requests, and of instances."""
+"""Maximum number of requests, and maximum number of instances."""
 MAX_WIDTH = 40
-"""Characters of a value in a table."""
+"""Maximum number of characters of a value in a table."""
 
 REQUEST_VALUES: Mapping[str, Sequence[Any]] = {
     "prompt": ("", "hello", "tell me a story " * 40),
@@ -79,7 +79,7 @@ class RequestCase(msgspec.Struct):
     requests: list[RequestMetadata]
     instances: list[ExecutionInstance]
     metrics: list[Metrics | None]
-    """Metrics of each instance; None if it was never measured."""
+    """Metrics of each instance. None for an instance that was never measured."""
     seed: int = 0
 
     def fleet(self) -> EndpointTable:
@@ -94,14 +94,14 @@ class RequestCase(msgspec.Struct):
 
 
 def request_cases(count: int) -> list[RequestCase]:
-    """The same cases on every run, small ones first. The very first one always offers a choice."""
+    """Cases that are the same on every run, small ones first. The first case always offers a choice."""
     rng = random.Random(0)
     cases = [random_case(rng) for _ in range(count)]
     return [equal_case(3, 2), *sorted(cases, key=lambda case: len(case.requests) + len(case.instances))]
 
 
 def random_case(rng: random.Random) -> RequestCase:
-    """Some requests and instances; in every second case one request occurs twice."""
+    """A case with some requests and instances. In every second case, one request occurs twice."""
     requests = [RequestMetadata(f"r{n}", **drawn(REQUEST_VALUES, rng)) for n in range(rng.randint(0, MAX_SIZE))]
     if requests and rng.random() < 0.5:
         requests.append(requests[0])
@@ -112,7 +112,7 @@ def random_case(rng: random.Random) -> RequestCase:
 
 
 def equal_case(requests: int, instances: int) -> RequestCase:
-    """Equal requests for equal, idle, measured instances."""
+    """A case with equal requests, and with equal, idle, measured instances."""
     return RequestCase(
         [RequestMetadata(f"r{n}", "hello", 100, "small", arrival_time=float(n)) for n in range(requests)],
         [
@@ -130,7 +130,7 @@ def equal_case(requests: int, instances: int) -> RequestCase:
 
 
 def smaller_cases(case: RequestCase) -> Iterator[RequestCase]:
-    """Cases with one request, instance or value less, the largest steps first."""
+    """Cases with one request, instance or value less. The cases that remove most come first."""
     requests, instances, metrics = case.requests, case.instances, case.metrics
     for index in range(len(requests)):
         yield msgspec.structs.replace(case, requests=_without(requests, index))
@@ -148,7 +148,7 @@ def smaller_cases(case: RequestCase) -> Iterator[RequestCase]:
 
 
 def _simpler(entry: Entry) -> Iterator[Entry]:
-    """The item with one value set to its default."""
+    """Variants of the item, each with one value set to its default."""
     for name in _not_default(entry):
         if name != entry.__struct_fields__[0]:
             yield msgspec.structs.replace(entry, **{name: getattr(_default(entry), name)})
@@ -163,9 +163,9 @@ def _not_default(entry: msgspec.Struct) -> dict[str, Any]:
 
 
 def _default(entry: Entry) -> Entry:
-    """A request or instance with the same id, and defaults otherwise."""
+    """A request or instance with the same id, and with defaults for everything else."""
     first = entry.__struct_fields__[0]
-    plain = {"arrival_time": 0.0} if isinstance(entry, RequestMetadata) else {}  # its default is the time of day
+    plain = {"arrival_time": 0.0} if isinstance(entry, RequestMetadata) else {}  # its default is the current time
     return type(entry)(**{first: getattr(entry, first)}, **plain)
 
 
@@ -244,14 +244,14 @@ VIEW_VALUES: Mapping[str, Sequence[Any]] = {
 
 
 def scaling_cases(count: int) -> list[DeploymentView]:
-    """The same views on every run, the default one first."""
+    """Views that are the same on every run. The default view is the first."""
     rng = random.Random(0)
     views = [DeploymentView(name="chat", **drawn(VIEW_VALUES, rng)) for _ in range(count)]
     return [DEFAULT_VIEW, *(msgspec.structs.replace(one, unplaced=min(one.unplaced, one.starting)) for one in views)]
 
 
 def smaller_views(view: DeploymentView) -> Iterator[DeploymentView]:
-    """The view with one value as in the default view."""
+    """Variants of the view, each with one value set to that of the default view."""
     for name in view.__struct_fields__:
         if name != "state" and getattr(view, name) != getattr(DEFAULT_VIEW, name):
             yield msgspec.structs.replace(view, **{name: getattr(DEFAULT_VIEW, name)}, state={})

@@ -1,4 +1,4 @@
-"""Tries every promise of a policy or plugin, one after the other, and shrinks the cases in which one is broken."""
+"""Tries the promises of a policy or plugin, one after the other, and shrinks cases in which a promise is broken."""
 
 import copy
 import time
@@ -50,12 +50,12 @@ from pointsman.lab.check.scaling_promises import (
 from pointsman.strategies import SchedulingPolicy
 
 SEARCH_TIMEOUT_S = 5.0
-"""Time limit per promise for the search, and again for shrinking: a slow policy is tried on fewer cases."""
+"""Time limit of the search for each promise, and again of the shrinking. A slow policy is tried on fewer cases."""
 MAX_DECISION_S = 0.001
-"""A slower decision is too slow for the path of a request."""
+"""Maximum time for a decision. A slower decision would delay requests too much."""
 
 PATIENCE_S = 20.0
-"""Time limit for the other promises of a policy that is too slow. The rest is not judged."""
+"""Time limit for the other promises if a policy is too slow. Promises that are left after it are not judged."""
 ANSWERS = "answers in every situation"
 
 Trial: TypeAlias = tuple[str, Callable[[str], Broken | None]]
@@ -64,7 +64,7 @@ Case = TypeVar("Case")
 
 
 def check(build: Build, examples: int = 200) -> Report:
-    """Try a policy or plugin on this many cases per promise. `build` makes a fresh one each time.
+    """Try a policy or plugin on `examples` cases per promise. `build` makes a fresh policy or plugin at each call.
 
     There is no time limit: a policy that never returns blocks this function.
     """
@@ -81,14 +81,14 @@ class CheckRest(msgspec.Struct, frozen=True):
     avoid: frozenset[str] = frozenset()
     """Cases in which the policy did not return."""
     hung: frozenset[str] = frozenset()
-    """Promises that were under test when that happened."""
+    """Promises that were under test when the policy did not return."""
 
 
 WHOLE = CheckRest()
 
 
 def check_with(subject: object, build: Build, examples: int, listener: CheckListener, left: CheckRest = WHOLE) -> None:
-    """Check step by step for a listener. `subject` is a policy that was built first."""
+    """Check a policy or plugin, and tell the listener each step. `subject` is the first policy that was built."""
     roles = ["scheduling policy"] if isinstance(subject, SchedulingPolicy) else roles_of(subject)
     if roles == ["scheduling policy"]:
         trials = _scheduling_trials(build, examples, listener, left)
@@ -99,7 +99,7 @@ def check_with(subject: object, build: Build, examples: int, listener: CheckList
         roles, trials = ["scaling policy"], _scaling_trials(factory, examples, listener, left)
         listener.on_event(CheckStarted(roles, [name for name, _ in trials]))
         if shown(DEFAULT_VIEW) in left.avoid:
-            return  # the policy does not answer at all
+            return  # the policy did not return even for the default view
         listener.on_event(CaseStarted(QUICK, shown(DEFAULT_VIEW)))
         factory.recognise()
         roles = ["application's scaling policy"] if factory.for_application else roles
@@ -118,7 +118,7 @@ def check_with(subject: object, build: Build, examples: int, listener: CheckList
 
 
 class Search(msgspec.Struct, Generic[Case], frozen=True):
-    """Looks for a case in which a promise is broken, and for the smallest one."""
+    """Looks for a case in which a promise is broken, and then for the smallest such case."""
 
     cases: Sequence[Case]
     smaller: Callable[[Case], Iterable[Case]]
@@ -127,9 +127,9 @@ class Search(msgspec.Struct, Generic[Case], frozen=True):
     avoid: frozenset[str] = frozenset()
 
     def broken(self, name: str, promise: Callable[[Case], str | None]) -> Broken | None:
-        """The smallest case in which the promise is broken, and how; None if there is none.
+        """The smallest case in which the promise is broken, and what is broken. None if there is no such case.
 
-        Raises `Unjudged` if the policy answers in no case.
+        Raises `Unjudged` if there is no case in which the policy answers.
         """
         findings: list[str] = []
         spent_s, judged = 0.0, 0
@@ -139,14 +139,14 @@ class Search(msgspec.Struct, Generic[Case], frozen=True):
             if spent_s > SEARCH_TIMEOUT_S or (self.avoid and self.show(case) in self.avoid):
                 return False
             self.listener.on_event(CaseStarted(name, self.show(case)))
-            given, began = copy.deepcopy(case), time.perf_counter()  # the policy may change it
+            given, began = copy.deepcopy(case), time.perf_counter()  # the policy may change the case
             try:
                 what = promise(given)
                 judged += 1
             except Exception:  # another promise reports that
                 what = None
             spent_s += time.perf_counter() - began
-            # A policy that draws random numbers may not fail again, so this is kept.
+            # Keep what was found: a policy that draws random numbers may not fail again.
             findings.extend(() if what is None else (what,))
             return what is not None
 
@@ -243,7 +243,7 @@ def _hundred_calls(plugin: Any, role: str) -> Callable[[], object]:
 def _timed(
     name: str, call: Callable[[], object], decisions: int, listener: CheckListener, left: CheckRest
 ) -> Broken | None:
-    """CPU time, the best of three tries, because the machine may be busy."""
+    """Whether decisions take too much CPU time. The best of three tries counts, because the machine may be busy."""
     example = f"    {decisions} decisions in one situation"
     if name in left.hung:
         raise Unjudged

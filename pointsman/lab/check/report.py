@@ -1,4 +1,4 @@
-"""The report of a check, and the events that it is built from."""
+"""The report of a check, and the events from which the report is built."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeAlias
@@ -10,7 +10,7 @@ class Broken(msgspec.Struct, frozen=True):
     promise: str
     what: str
     example: str
-    """The smallest case in which it happens."""
+    """The smallest case in which the promise is broken."""
 
     def __str__(self) -> str:
         return f"BROKEN  {self.promise}\n  {self.what}\n{self.example}"
@@ -21,7 +21,7 @@ class Report(msgspec.Struct, frozen=True):
     kept: list[str]
     broken: list[Broken]
     untried: list[str] = []
-    """Promises that could not be judged, because the policy does not answer, or not in time."""
+    """Promises that could not be judged, because the policy does not answer, or does not answer in time."""
 
     @property
     def ok(self) -> bool:
@@ -48,14 +48,14 @@ class CheckStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class CaseStarted(msgspec.Struct, frozen=True, tag=True):
-    """The policy is called next. If it never returns, this is the last event."""
+    """The policy is about to be called. If the policy never returns, this is the last event."""
 
     promise: str
     example: str
 
 
 class PromiseChecked(msgspec.Struct, frozen=True, tag=True):
-    """A promise was tested; `broken` is None if it holds."""
+    """A promise was tested. `broken` is None if the promise is kept."""
 
     promise: str
     broken: Broken | None
@@ -71,7 +71,7 @@ class CheckListener(Protocol):
         """Called after each step."""
 
     def time_limit(self) -> AbstractContextManager[None]:
-        """Entered around every call of the policy."""
+        """A context that surrounds every call of the policy."""
 
 
 class ReportBuilder:

@@ -1,4 +1,4 @@
-"""Promises about decisions on requests: of scheduling policies, filters, scorers, pickers, profile handlers."""
+"""Promises about decisions on requests, for scheduling policies, filters, scorers, pickers and profile handlers."""
 
 import copy
 from collections import Counter
@@ -31,14 +31,14 @@ NOW = 100.0
 
 Build: TypeAlias = Callable[[], Any]
 RequestPromise: TypeAlias = Callable[[Build, RequestCase], str | None]
-"""What is broken in a case, in words; None if the promise is kept."""
+"""A function that returns in words what is broken in a case, or None if the promise is kept."""
 
 
 # Scheduling policies
 
 
 def decided(build: Build, case: RequestCase) -> list[SchedulingDecision]:
-    """The decisions of a fresh policy, which gets copies that it may change."""
+    """The decisions of a fresh policy. It gets copies of the case, which it may change."""
     return _fresh(build, case.seed).schedule(list(case.requests), copy.deepcopy(case.instances))
 
 
@@ -69,7 +69,7 @@ def leaves_inputs_alone(build: Build, case: RequestCase) -> str | None:
 
 
 def orders_all(build: Build, case: RequestCase) -> str | None:
-    """prioritize() returns its requests, each once, and leaves the list alone."""
+    """prioritize() returns each of its requests exactly once, and does not change the list that it gets."""
     requests = list(case.requests)
     try:
         ordered = list(_fresh(build, 0).prioritize(requests))
@@ -84,7 +84,8 @@ def orders_all(build: Build, case: RequestCase) -> str | None:
 
 
 def decides_validly(build: Build, case: RequestCase) -> str | None:
-    """Known requests and instances, each request once, the right model, healthy, with room, within budget."""
+    """Decisions name known requests and instances, and each request at most once. The chosen instance serves the model,
+    is healthy, has room, and is within the budget."""
     price = build().price_per_gpu_hour
     vetted = vet(decided(build, case), case.requests, EndpointTable(case.instances), price)
     if not vetted.bad:
@@ -104,7 +105,7 @@ def decides_the_same(build: Build, case: RequestCase) -> str | None:
 
 
 def starves_no_request(build: Build, case: RequestCase) -> str | None:
-    """If no request arrives and all that were sent end, every request is sent that an instance could take."""
+    """If no further request arrives and all sent requests end, every request that an instance could take is sent."""
     policy = build()
     idle = [msgspec.structs.replace(instance, current_load=0) for instance in case.instances]
     waiting = list({request.request_id: request for request in case.requests}.values())
@@ -127,7 +128,7 @@ def starves_no_request(build: Build, case: RequestCase) -> str | None:
 
 
 def spreads(build: Build, case: RequestCase) -> str | None:
-    """A batch does not go to one instance while equal ones stay idle."""
+    """A batch does not all go to one instance while equal instances stay idle."""
     decisions = decided(build, case)
     instances, requests = len(case.instances), len(case.requests)
     targets = Counter(decision.target_instance_id for decision in decisions)
@@ -185,7 +186,7 @@ def cycle_of(case: RequestCase) -> Cycle[RequestMetadata]:
 
 
 def filters_properly(build: Build, case: RequestCase) -> str | None:
-    """A filter names candidates, each with a reason, and does not raise."""
+    """A filter rejects only candidates, gives a reason for each, and does not raise."""
     roster = case.fleet().roster
     try:
         rejected = list(build().rejections(cycle_of(case), roster))
@@ -203,7 +204,7 @@ def filters_properly(build: Build, case: RequestCase) -> str | None:
 
 
 def scores_properly(build: Build, case: RequestCase) -> str | None:
-    """A scorer gives each candidate, even one that was never measured, a number in [0, 1], and does not raise."""
+    """A scorer gives each candidate, even if it was never measured, a number in [0, 1], and does not raise."""
     roster = case.fleet().roster
     try:
         scores = list(build().scores(cycle_of(case), roster))
@@ -219,7 +220,7 @@ def scores_properly(build: Build, case: RequestCase) -> str | None:
 
 
 def picks_properly(build: Build, case: RequestCase) -> str | None:
-    """A picker returns at least one candidate, none twice, and does not raise."""
+    """A picker returns at least one candidate, returns no candidate twice, and does not raise."""
     roster = case.fleet().roster
     if not len(roster):
         return None
@@ -242,7 +243,7 @@ class _RejectAll:
 
 
 def handles_properly(build: Build, case: RequestCase) -> str | None:
-    """A handler asks only for known profiles, ends, and returns a result, whichever profiles fail."""
+    """Whichever profiles fail, a handler asks only for known profiles, ends, and returns a result."""
     names = ("decode", "prefill", "default")[: 1 + case.seed % 3]
     failing = case.seed // 2
     profiles = [

@@ -1,4 +1,4 @@
-"""The promises of scaling policies: on every single view, and over time on constant loads."""
+"""The promises of scaling policies. Some are about each single view, others about answers over time."""
 
 import copy
 import reprlib
@@ -20,17 +20,17 @@ from pointsman.scaling.policy import MAX_STATE_BYTES, parse_answer, savable_stat
 
 
 NODES = ("first", "second")
-"""Nodes of an application."""
+"""Names of the nodes of an application under test."""
 
 
 class PolicyUnderTest:
-    """One fresh policy. An exception counts as an answer."""
+    """One fresh policy. An exception that it raises counts as its answer."""
 
     def __init__(self, policy: object, for_application: bool, listener: CheckListener) -> None:
         self._policy, self._for_application, self._listener = policy, for_application, listener
 
     def answers(self, view: DeploymentView) -> Mapping[str, object]:
-        """Answers by node; the only answer of a policy for a deployment is at ""."""
+        """Answers by node. A policy for a single deployment has one answer, under ""."""
         if not self._for_application:
             return {"": _answer(self._policy, view, self._listener)}
         nodes = {node: msgspec.structs.replace(view, name=node) for node in NODES}
@@ -49,8 +49,11 @@ class PolicyFactory:
         return PolicyUnderTest(self._policy(), self.for_application, self._listener)
 
     def recognise(self) -> None:
-        """Annotations decide. A policy without annotations is called for one deployment; it is for an application if it
-        reads `view.deployments` or returns a mapping."""
+        """Find out whether the policy is for an application. If it has annotations, they tell.
+
+        A policy without annotations is called with the view of one deployment. If it then reads `view.deployments` or
+        returns a mapping, it is for an application.
+        """
         policy = self._policy()
         hints = _hints(policy)
         if {ApplicationView, DeploymentView} & set(hints):
@@ -68,7 +71,7 @@ BuildScaling: TypeAlias = Callable[[], PolicyUnderTest]
 
 
 def is_scaling_policy(subject: object) -> bool:
-    """Whether it has desired_replicas, or is a function: no other kind of plugin is one."""
+    """Whether the plugin has desired_replicas, or is a function. No other kind of plugin is a function."""
     return hasattr(subject, "desired_replicas") or (callable(subject) and not isinstance(subject, type))
 
 
@@ -85,12 +88,12 @@ def _answer(policy: object, view: DeploymentView | ApplicationView, listener: Ch
 
 
 def _misses(answer: object, name: str) -> bool:
-    """Whether the policy failed because the view of a deployment has no such attribute."""
+    """Whether the policy failed because the view of a deployment has no attribute of this name."""
     return isinstance(answer, AttributeError) and answer.name == name and isinstance(answer.obj, DeploymentView)
 
 
 def _hints(policy: object) -> list[Any]:
-    """The types of its parameters, as far as they are annotated."""
+    """The types of the policy's annotated parameters."""
     method = getattr(policy, "desired_replicas", policy)
     try:
         hints = get_type_hints(getattr(method, "func", method))
@@ -101,28 +104,28 @@ def _hints(policy: object) -> list[Any]:
 
 LIMITS = ScalingLimits()
 CONCURRENCY = 4
-"""Requests that a replica takes at once."""
+"""Number of requests that a replica takes at once."""
 
 STEADY_LOADS = (7.0, 0.0, 1.0, 30.0)
 STEADY_STEPS_S = (LIMITS.interval_s, 10.0, 0.3)
-"""Intervals between calls: the default, a longer and a shorter one."""
+"""Intervals between calls: the default interval, a longer one and a shorter one."""
 STEADY_ROUNDS = 200
 STEADY_TIMEOUT_S = 10.0
-"""A slow policy is called for this long, and judged by its answers so far."""
+"""Time limit for the calls on constant loads. A slow policy is judged by its answers until then."""
 MAX_REPLICAS = 1000
-"""More than any of the loads needs, so that this bound hides nothing."""
+"""The maximum in the views. It is more than any of the loads needs, so that the bound does not hide wrong answers."""
 FLAPPING_CHANGES = 4
-"""This many changes in the second half of the rounds, on a constant load, count as flapping."""
+"""On a constant load, this many changes in the second half of the rounds count as flapping."""
 
 STATE_ROUNDS = 4000
-"""Number of calls: a bit more than an hour at the default interval."""
+"""Number of calls. At the default interval, they take a bit more than an hour."""
 STATE_LONG_STEP_S = 600.0
-"""Interval at which state that is kept for days stops growing after half of the rounds."""
+"""A long interval between calls. With it, even state that is kept for days stops growing after half of the rounds."""
 STATE_LONG_ROUNDS = 2000
 STATE_TIMEOUT_S = 5.0
-"""A slow policy is called for this long, twice."""
+"""Time limit for each of the two series of calls that measure state."""
 STATE_LOADS = 8
-"""The load changes with every call, so that the policy has something to remember."""
+"""Number of different loads. The load changes with every call, so that the policy has something to remember."""
 MIN_GROWTH_BYTES = 1024
 
 QUICK = "answers within its time limit"
@@ -130,12 +133,13 @@ STEADY_EXAMPLE = f"    a replica takes {CONCURRENCY} requests at once, and start
 STATE_EXAMPLE = f"    a load that goes from 0 to {STATE_LOADS - 1} requests, again and again"
 
 ViewPromise: TypeAlias = Callable[[BuildScaling, DeploymentView], str | None]
-"""What is broken on a view, in words; None if the promise is kept."""
+"""A function that returns in words what is broken on a view, or None if the promise is kept."""
 TimePromise: TypeAlias = Callable[[BuildScaling], str | None]
 
 
 def is_quick(build: BuildScaling, view: DeploymentView) -> str | None:
-    """Wall time, the best of three tries: a policy that waits delays the next one as well."""
+    """The policy answers within its time limit. The best of three tries counts. The time is wall time, because a policy
+    that waits delays the next policy as well."""
     limit_s, best = LIMITS.time_limit_s, float("inf")
     for _ in range(3):
         policy = build()
@@ -153,7 +157,7 @@ def answers(build: BuildScaling, view: DeploymentView) -> str | None:
 
 
 def _answered(answers: Mapping[str, object]) -> list[object]:
-    """The answers that are not exceptions. Raises `Unjudged` if there is none; another promise reports exceptions."""
+    """The answers that are not exceptions. Raises `Unjudged` if all are; another promise reports exceptions."""
     given = [one for one in answers.values() if not isinstance(one, BaseException)]
     if not given:
         raise Unjudged
@@ -166,7 +170,7 @@ def wants_a_number(build: BuildScaling, view: DeploymentView) -> str | None:
 
 
 def leaves_the_view_alone(build: BuildScaling, view: DeploymentView) -> str | None:
-    """It changes nothing but `view.state`."""
+    """The policy changes nothing in the view except `view.state`."""
     given = copy.deepcopy(view)
     build().answers(given)
     for name in view.__struct_fields__:
@@ -189,7 +193,7 @@ def repeats(build: BuildScaling, view: DeploymentView) -> str | None:
 
 
 def keeps_plain_state(build: BuildScaling, view: DeploymentView) -> str | None:
-    """What it keeps in `view.state` can be saved and read back."""
+    """The data that the policy keeps in `view.state` can be saved and read back."""
     given = msgspec.structs.replace(copy.deepcopy(view), state={})
     answer = build().answers(given)
     entries: Mapping[Any, Any] = given.state  # keys may be of any type
@@ -216,7 +220,7 @@ def _as_lists(note: Any) -> Any:
 
 
 def keeps_small_state(build: BuildScaling) -> str | None:
-    """`view.state` stops growing, and stays below the limit."""
+    """The policy's data in `view.state` stops growing, and stays below the limit."""
     every_s, limit = LIMITS.interval_s, f"at most {MAX_STATE_BYTES:,} are kept; drop old entries"
     sizes = _state_sizes(build(), every_s, STATE_ROUNDS)
     if sizes[-1] > MAX_STATE_BYTES:
@@ -233,7 +237,7 @@ def keeps_small_state(build: BuildScaling) -> str | None:
 
 
 def _state_sizes(policy: PolicyUnderTest, step_s: float, rounds: int) -> list[int]:
-    """Bytes of its state after every call."""
+    """Size of the policy's state after every call, in bytes."""
     state, sizes, until = dict[str, Any](), list[int](), time.perf_counter() + STATE_TIMEOUT_S
     for number in range(rounds):
         policy.answers(_steady_view(float(number % STATE_LOADS), 1, NOW + number * step_s, state))
@@ -244,18 +248,18 @@ def _state_sizes(policy: PolicyUnderTest, step_s: float, rounds: int) -> list[in
 
 
 class SteadyRun(msgspec.Struct, frozen=True):
-    """The answers to one constant load."""
+    """The answers of a policy to one constant load."""
 
     load: float
     step_s: float
     wanted: list[int]
     targets: list[int]
     wishes: list[bool]
-    """Whether it answered with a number."""
+    """Whether the policy answered each call with a number."""
 
     @property
     def late_changes(self) -> list[tuple[int, int]]:
-        """The changes of the target in the second half: before, after."""
+        """The changes of the target in the second half of the rounds, as pairs: before, after."""
         second_half = self.targets[len(self.targets) // 2 :]
         return [(before, after) for before, after in pairwise(second_half) if before != after]
 
@@ -274,7 +278,7 @@ def does_not_flap(build: BuildScaling) -> str | None:
 
 
 def stays_within_bounds(build: BuildScaling) -> str | None:
-    """Its answer to a small constant load neither grows without end nor exceeds the maximum."""
+    """The answer to a small constant load neither grows without end nor exceeds the maximum."""
     for run in _steady_runs(build):
         late = run.late_changes
         if len(late) >= FLAPPING_CHANGES and not any(after < before for before, after in late):
@@ -300,7 +304,7 @@ def _steady_runs(build: BuildScaling) -> Iterator[SteadyRun]:
 
 
 def _steady_run(policy: PolicyUnderTest, load: float, step_s: float, until: float) -> SteadyRun:
-    """Each answer becomes the next target; only bounds limit it."""
+    """Call the policy on a constant load. Each answer becomes the next target, limited only by the bounds."""
     target, state, run = 1, dict[str, Any](), SteadyRun(load, step_s, [], [], [])
     changed: dict[bool, float] = {}
     for number in range(STEADY_ROUNDS):
@@ -328,7 +332,7 @@ def _steady_view(
     up_at: float | None = None,
     down_at: float | None = None,
 ) -> DeploymentView:
-    """All replicas run, and the load has been constant for a long time."""
+    """A view in which all replicas run, and the load has been constant for a long time."""
     room = max(target, 1) * CONCURRENCY
     ongoing = min(load, target * CONCURRENCY)
     latency = flat(100.0 * load / room)
@@ -368,4 +372,4 @@ TIME_PROMISES: dict[str, tuple[TimePromise, str]] = {
     "comes to rest on a steady load": (does_not_flap, STEADY_EXAMPLE),
     "stays within its bounds on a steady load": (stays_within_bounds, STEADY_EXAMPLE),
 }
-"""Promises over time, each with the example that a report shows."""
+"""Promises about answers over time, each with the example that a report shows."""

@@ -1,8 +1,8 @@
-"""Checks a policy in its own process: it may hang, print, or end the process, and there is still a report.
+"""Checks a policy in a separate process. Even if the policy hangs, prints, or ends that process, there is a report.
 
-The parent writes one order as JSON to standard input; the child answers with lines of JSON. If a call exceeds its time
-limit, `faulthandler` ends the child from outside the interpreter, so that it also ends code that never releases it, and
-writes a traceback in place of the last line.
+The parent writes one order as JSON to standard input. The child answers with lines of JSON. If a call exceeds its time
+limit, `faulthandler` ends the child, and writes a traceback in place of the last line. It works outside the
+interpreter, so it can also end code that never releases the interpreter.
 """
 
 import faulthandler
@@ -29,9 +29,9 @@ from pointsman.lab.check.report import Broken, CheckEvent, PromiseChecked, Repor
 from pointsman.lab.check.scaling_promises import QUICK
 
 ANSWER_TIMEOUT_S = 5.0
-"""Time limit per call: ten times as long as a plane waits for a scaling policy."""
+"""Time limit for each call. This is ten times as long as a plane waits for a scaling policy."""
 BUILD_TIMEOUT_S = 60.0
-"""Time limit for building the policy, whose imports may be large."""
+"""Time limit for building the policy. It is long because the policy may have large imports."""
 PACKAGE = str(Path(pointsman.__file__).parent)
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
@@ -68,17 +68,18 @@ Line: TypeAlias = CheckEvent | LastLine
 
 
 MAX_PROCESSES = 12
-"""Maximum number of processes: a policy that hangs or exits again and again is not tried on more cases."""
+"""Maximum number of processes for one check. It ends the check of a policy that hangs or exits again and again."""
 LATER_TIMEOUT_S, LATER_EXAMPLES = 1.0, 50
-"""Limits for a policy that has hung or exited before, because it may do so in many cases."""
+"""Limits after a policy has hung or exited. They are lower because the policy may do so in many cases."""
 
 
 def check_in_subprocess(
     name: str, parameters: Mapping[str, Any], examples: int = 200, *, answer_timeout_s: float = ANSWER_TIMEOUT_S
 ) -> Report:
-    """Like `check`, for a policy by its name. Raises if it cannot be built.
+    """Does the same as `check`, for a policy that is given by its name. Raises if the policy cannot be built.
 
-    If the policy hangs or ends its process, another process continues, without the case in which that happened.
+    If the policy hangs or ends its process, another process continues the check and leaves out the case in which this
+    happened.
     """
     report, avoid, hung = ReportBuilder(), set[str](), set[str]()
     for _ in range(MAX_PROCESSES):
@@ -94,7 +95,7 @@ def check_in_subprocess(
 
 
 def _run(order: CheckOrder, report: ReportBuilder) -> bool:
-    """Check in one process. Returns whether it finished."""
+    """Run the check in one process. Returns whether the check finished."""
     argv = [sys.executable, "-u", "-P", "-m", "pointsman.lab.check.subprocess_runner"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
@@ -114,7 +115,8 @@ def _run(order: CheckOrder, report: ReportBuilder) -> bool:
 
 
 def _read(lines: IO[bytes], report: ReportBuilder) -> LastLine | str:
-    """The last line; a traceback if a call exceeded its time limit; empty if the process ended by itself."""
+    """The last line from the child. It is a traceback if a call exceeded its time limit, and empty if the process ended
+    by itself."""
     decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
     for line in lines:
         if not line.startswith(b"{"):
@@ -127,7 +129,7 @@ def _read(lines: IO[bytes], report: ReportBuilder) -> LastLine | str:
 
 
 def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaised | str, status: int) -> None:
-    """Report as a broken promise that the process ended early."""
+    """Report the early end of the process as a broken promise."""
     case, calls = report.last_case, list[str]()
     if isinstance(last, CheckRaised):
         what = f"it raised {last.error}"
@@ -146,7 +148,7 @@ def _blame_the_policy(report: ReportBuilder, order: CheckOrder, last: CheckRaise
 
 
 def _calls(thread_dump: str) -> list[str]:
-    """The policy's own calls, the innermost first. The thread that called it is the last in the dump."""
+    """The policy's own calls, innermost first. The dump ends with the thread that called the policy."""
     thread = thread_dump.rpartition("Thread ")[2]
     calls = [(found[1], f"in {found[3]}: {found[1]}, line {found[2]}") for found in FRAME.finditer(thread)]
     own = takewhile(lambda call: not call[0].startswith(PACKAGE), calls)
@@ -154,7 +156,7 @@ def _calls(thread_dump: str) -> list[str]:
 
 
 class LineWriter:
-    """Writes each event as a line, and enforces time limits. Used in the child."""
+    """Writes each event as a line, and enforces time limits. The child uses it."""
 
     def __init__(self, output: int, answer_timeout_s: float) -> None:
         self._output, self._answer_timeout_s = os.fdopen(output, "wb"), answer_timeout_s
@@ -168,8 +170,8 @@ class LineWriter:
 
     @contextmanager
     def timeout(self, seconds: float) -> Iterator[None]:
-        """Ends this process if the body takes longer."""
-        # Not a thread in Python: a call that holds the interpreter would not let it run.
+        """End this process if the body of the `with` statement takes longer."""
+        # A Python thread would not do: a call that holds the interpreter would not let the thread run.
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._output)
         try:
             yield

@@ -1,8 +1,8 @@
-"""Scaling policies on recorded load: what they would have cost, and which share of requests would have been unserved.
+"""Replays recorded load for scaling policies: what each would have cost, and which share of requests it would miss.
 
 Enters: a series of request rates, a policy as it runs live, and the start-up time of a replica. Leaves: replica-hours
-beside those of references that know the future, the unserved share, and a plot. The one rule: a policy sees only what
-would have been measured by then.
+compared with those of references that know the future, the unserved share, and a plot. The one rule: at each moment, a
+policy sees only what would have been measured by then.
 """
 
 from pointsman.lab.scaling.comparison import Comparison, Reactive, clairvoyant, compare, least_hours, static_peak

@@ -1,4 +1,4 @@
-"""Several policies on the same load, beside two references that know the future: a table, or plain data."""
+"""Compares policies on the same load with each other, and with two references that know the future."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from pointsman.scaling.policy import DeploymentView, Wish
 
 HEADS = ("policy", "replica-hours", "times the least", "unserved", "changes", "most replicas")
 UNLIMITED = 1_000_000
-"""A limit of this many replicas or more counts as none."""
+"""A limit of this many replicas or more counts as no limit."""
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
 
 
@@ -29,7 +29,7 @@ def compare(
     limits: ScalingLimits | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> "Comparison":
-    """Replay the load for each policy. `progress`: called with a policy and the share of it that is done."""
+    """Replay the load for each policy. `progress` is called with a policy and the finished share of its replay."""
     replay = Replay(series, setting, limits)
     outcomes = {
         name: replay.run(policy, name, None if progress is None else partial(progress, name))
@@ -43,7 +43,7 @@ class Comparison:
     def __init__(
         self, replay: Replay, policies: Mapping[str, ReplayOutcome], targets: Mapping[str, float] | None = None
     ) -> None:
-        """`targets`: the requests per replica that each policy aims at, if known."""
+        """`targets` has the requests per replica at which each policy aims, if this is known."""
         self.series, self.setting, self.limits, self.times = replay.series, replay.setting, replay.limits, replay.times
         self.policies, self.targets = dict(policies), dict(targets or {})
         self.references = {
@@ -52,11 +52,11 @@ class Comparison:
         }
 
     def as_text(self) -> str:
-        """The load, the table, and policies with invalid answers."""
+        """The load, the table, the policies with invalid answers, and warnings."""
         return "\n".join([*self._headline(), "", self._table(), *self.problems(), *self.warnings()])
 
     def problems(self) -> list[str]:
-        """One line for each policy with invalid answers: how many, and the first problem."""
+        """One line for each policy with invalid answers: the number of these answers, and the first problem."""
         return [
             f"{name}: {one.problems:,} of {self.times:,} answers did not count; it {_first_problem(one)}"
             for name, one in self.policies.items()
@@ -64,7 +64,10 @@ class Comparison:
         ]
 
     def warnings(self) -> list[str]:
-        """One line for each policy whose target is beyond what a replica holds: it cannot keep up with the load."""
+        """One line for each policy that aims at more requests per replica than a replica takes at once.
+
+        Such a policy cannot keep up with the load.
+        """
         holds = self.setting.holds
         return [
             f"warning: {name}: {target:g} requests per replica are more than the {holds} that a replica takes at once "
@@ -74,7 +77,7 @@ class Comparison:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, without the records."""
+        """The comparison as plain data, without the records."""
         rates, capacity = self.series.rates, self.setting.capacity
         return {
             "load": {
@@ -148,7 +151,7 @@ class Comparison:
 
 
 def span(seconds: float) -> str:
-    """A time in the largest unit that gives 2 or more, or exactly 1: 14 days, 90 min, 600 ms."""
+    """A time such as 14 days, 90 min or 600 ms. Its unit is the largest one that gives 2 or more, or exactly 1."""
     for size, unit in ((DAY_S, "days"), (HOUR_S, "h"), (MINUTE_S, "min"), (1.0, "s")):
         if seconds >= 2 * size or seconds == size:
             return f"{seconds / size:.3g} {unit.removesuffix('s') if seconds == DAY_S else unit}"
@@ -187,18 +190,18 @@ def _limits_text(limits: ScalingLimits) -> str:
 
 
 def least_hours(series: Series, capacity: float) -> float:
-    """Replica-hours of the clairvoyant minimum: exactly what every bin needs, without start-up."""
+    """Replica-hours of the clairvoyant minimum. It has exactly the replicas that every bin needs, and no start-up."""
     return sum(series.needed(capacity)) * series.bin_s / 3600
 
 
 def static_peak(series: Series, setting: Setting) -> ReplayOutcome:
-    """The replicas of the peak, all the time."""
+    """A reference that has the replicas for the peak all the time."""
     need = series.needed(setting.capacity)
     return _served(series, setting, [max(need)] * len(need), max(need) * series.seconds / 3600)
 
 
 def clairvoyant(series: Series, setting: Setting) -> ReplayOutcome:
-    """Knows the future and orders replicas early; each costs from its order on."""
+    """A reference that knows the future and orders replicas early. Each replica costs from the time of its order."""
     need = series.needed(setting.capacity)
     whole, part = divmod(setting.start_up_s, series.bin_s)
     # An order in the last part of a bin is ready one bin later than an order in its first part.

@@ -1,4 +1,4 @@
-"""A plot of a replay: needed replicas, the replicas of a policy, and shortages."""
+"""A plot of a replay. It shows the needed replicas, the replicas of a policy, and shortages."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from pointsman.render.svg import Canvas, number
 WIDTH, HEIGHT = 960.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 40.0, 26.0
 COLUMNS = 640
-"""Columns of the plot; each shows the maximum of its interval."""
+"""Number of columns in the plot. Each column shows the maximum of its interval."""
 DAY_S = 86400.0
 STYLE = """<style>
 text { font: 11px ui-sans-serif, system-ui, sans-serif; fill: #57606a; }
@@ -22,12 +22,12 @@ NEED, BOUND, POLICY, SHORT = "#c9d7e8", "#54a24b", "#f58518", "#d62728"
 
 
 def plot(series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
-    """An SVG: needed replicas as an area, the clairvoyant reference and the policy as lines, shortages as ticks."""
+    """An SVG. Needed replicas are an area, the clairvoyant reference and the policy are lines, shortages are ticks."""
     return plots(series, setting, {name: outcome})
 
 
 def plots(series: Series, setting: Setting, outcomes: Mapping[str, ReplayOutcome]) -> str:
-    """The same for several policies, one below the other."""
+    """An SVG with one such plot for each policy, one below the other."""
     canvas, titles = Canvas(), []
     for index, (name, outcome) in enumerate(outcomes.items()):
         if index:
@@ -39,7 +39,7 @@ def plots(series: Series, setting: Setting, outcomes: Mapping[str, ReplayOutcome
 
 
 def _draw(canvas: Canvas, series: Series, setting: Setting, name: str, outcome: ReplayOutcome) -> str:
-    """Draw one plot; returns its title."""
+    """Draw one plot. Returns its title."""
     need = series.needed(setting.capacity)
     bound = clairvoyant(series, setting)
     columns = min(COLUMNS, len(need))
@@ -89,7 +89,7 @@ def _axes(canvas: Canvas, series: Series, top: int) -> None:
 
 
 def _short(series: Series, need: Sequence[int], outcome: ReplayOutcome) -> list[float]:
-    """Bins in which fewer replicas were ready than needed when the policy was called."""
+    """The starts of bins with too few ready replicas. Replicas are counted when the policy is called."""
     ends = [*(start for start, _, _ in outcome.line[1:]), series.seconds]
     found = []
     for (start, _, ready), end in zip(outcome.line, ends, strict=True):

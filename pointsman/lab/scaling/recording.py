@@ -1,7 +1,7 @@
-"""Recorded load: from a CSV of rates, from JSON lines of requests, or from the history of a running plane.
+"""Recorded load from a CSV with rates, from JSON lines with requests, or from the history of a running plane.
 
-Enters: lines, or the answer of the admin API. Leaves: rates in bins of equal length. The one rule: what is ambiguous is
-an error with its line, never a guess.
+Enters: lines, or an answer from the admin API. Leaves: rates in bins of equal length. The one rule: ambiguous input is
+an error that names its line. The lab never guesses.
 """
 
 import csv
@@ -25,32 +25,33 @@ TIME_COLUMNS = ("t_s", "time", "timestamp")
 RATE_COLUMNS = ("rps", "rate", "per_second", "requests_per_second")
 NAME_COLUMNS = ("model", "name", "series", "deployment")
 TOLERANCE = 0.01
-"""How far a row may be from the start of its bin, as a share of the bin."""
+"""Maximum distance between a row's time and the start of its bin, as a share of the bin."""
 MAX_BINS = 1_000_000
 MILLISECONDS = 1e11
-"""Larger timestamps are not seconds: they would be 3,000 years in the future."""
+"""Larger timestamps are in milliseconds. As seconds, they would be 3,000 years in the future."""
 
 REQUEST_FILES = (".jsonl", ".ndjson")
 """Suffixes of files with one request per line."""
 DEFAULT_BIN_S = 60.0
-"""Default width of the bins of such a file."""
+"""Default width of the bins for a file with one request per line."""
 MIN_HISTORY_BINS = 6
-"""If a plane's history has fewer bins, the last hour is replayed in finer ones."""
+"""If a plane's history has fewer bins than this, the last hour is replayed in finer bins."""
 MIN_INTERVAL_S = 30.0
-"""The rate is constant within a bin of a plane's history, so calling the policy more often only takes time."""
+"""Minimum time between calls of the policy on a plane's history. Within a bin of the history the rate is constant, so
+more calls would only take time."""
 
 
 class Series:
-    """Rates in bins of equal length. Within a bin the rate is constant: nothing finer was recorded."""
+    """Rates in bins of equal length. Within a bin, the rate is constant, because nothing finer was recorded."""
 
     def __init__(self, name: str, bin_s: float, rates: Sequence[float], began: float = 0.0) -> None:
         if not rates or bin_s <= 0:
             raise ValueError(f"{name}: a series has bins of more than 0 s, and at least one")
         self.name, self.bin_s, self.rates = name, bin_s, tuple(float(rate) for rate in rates)
         self.began = began
-        """The start of the first bin, in seconds since the epoch; 0 if unknown."""
+        """The start of the first bin, in seconds since the epoch. 0 if it is unknown."""
         self._before = [0.0, *accumulate(rate * bin_s for rate in self.rates)]
-        """Requests before each bin."""
+        """Number of requests before each bin."""
 
     @property
     def seconds(self) -> float:
@@ -65,20 +66,20 @@ class Series:
         return self.rates[min(max(int(at / self.bin_s + 1e-9), 0), len(self.rates) - 1)]
 
     def mean(self, start: float, end: float) -> float:
-        """Mean rate between two times; the time before the beginning does not count."""
+        """Mean rate between two times. Time before the beginning does not count."""
         start, end = max(start, 0.0), min(end, self.seconds)
         return (self._until(end) - self._until(start)) / (end - start) if end > start else self.rate(start)
 
     def needed(self, capacity: float) -> list[int]:
-        """The fewest replicas that serve each bin."""
+        """For each bin, the smallest number of replicas that can serve it."""
         return [math.ceil(rate / capacity - 1e-9) for rate in self.rates]
 
     def bins_before(self, at: float) -> int:
-        """Bins that have ended by then."""
+        """Number of bins that have ended by this time."""
         return min(int(at / self.bin_s + 1e-9), len(self.rates))
 
     def history(self, began: float) -> tuple[Rate, ...]:
-        """All bins, on a clock on which the first one began at `began`."""
+        """All bins, on a clock on which the first bin begins at `began`."""
         return tuple(Rate(began + index * self.bin_s, rate) for index, rate in enumerate(self.rates))
 
     def _until(self, at: float) -> float:
@@ -99,11 +100,11 @@ class Row(NamedTuple):
 class NamedPolicy(NamedTuple):
     name: str
     parameters: dict[str, Any] | None = None
-    """None if it has none of its own."""
+    """None if the policy has no parameters of its own."""
 
 
 class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A load to replay, and defaults for the replay as far as they are known."""
+    """A load to replay, and the defaults for the replay that are known."""
 
     series: Series
     capacity: float | None = None
@@ -116,11 +117,11 @@ class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
     policy: NamedPolicy | None = None
     """The policy in force."""
     notes: Mapping[str, str] = {}
-    """Where the default of each option of the command line comes from."""
+    """For each option of the command line, where its default comes from."""
 
 
 def load_of_file(file: Path, name: str | None = None, bin_s: float | None = None) -> RecordedLoad:
-    """The load of a CSV with rates, or of JSON lines with requests. `name`: the series, or the model."""
+    """The load from a CSV with rates, or from JSON lines with requests. `name` chooses a series or a model."""
     requests = file.suffix.lower() in REQUEST_FILES
     if bin_s is not None and not requests:
         raise PointsmanError(
@@ -140,9 +141,9 @@ def load_of_file(file: Path, name: str | None = None, bin_s: float | None = None
 
 
 def load_of_plane(history: Mapping[str, Any]) -> RecordedLoad:
-    """The load that a running plane has seen of a deployment, as its admin API returns it.
+    """The load of a deployment as a running plane has measured it. `history` is the answer from the admin API.
 
-    A short history is replayed as the finer bins of the last hour.
+    If the history is short, the load consists of the finer bins of the last hour.
     """
     name, seen, notes = history["deployment"], history, {}
     if len(history["bins"]) < MIN_HISTORY_BINS and len(history["recent"]["bins"]) > len(history["bins"]):
@@ -170,7 +171,7 @@ def load_of_plane(history: Mapping[str, Any]) -> RecordedLoad:
 
 
 def _with_measurements(load: RecordedLoad, history: Mapping[str, Any]) -> RecordedLoad:
-    """The load with start-up time and capacity, as far as the plane has measured them."""
+    """The load, with the start-up time and the capacity if the plane has measured them."""
     start_up_s, request_s, at_once = history["start_up_s"], history["request_s"], history["max_concurrency"]
     measured: dict[str, Any] = {} if start_up_s is None else {"start_up_s": start_up_s}
     notes = dict(load.notes)
@@ -186,8 +187,8 @@ def _with_measurements(load: RecordedLoad, history: Mapping[str, Any]) -> Record
 
 
 def rates_of(lines: Iterable[str], name: str = "load") -> list[Series]:
-    """The series of a CSV with a header: times, as seconds or ISO 8601; rates, in requests per second; and names if
-    there are several series, else it is called `name`. A missing row counts as 0."""
+    """The series in a CSV with a header. Its columns are times (seconds or ISO 8601), rates (requests per second), and
+    names if there are several series. Without names, the series is called `name`. A missing row counts as 0."""
     reader = csv.DictReader(lines)
     try:
         header = reader.fieldnames or ()
@@ -207,8 +208,10 @@ def rates_of(lines: Iterable[str], name: str = "load") -> list[Series]:
 
 
 def arrivals_of(name: str, lines: Iterable[str], bin_s: float, model: str | None = None) -> Series:
-    """The series of JSON lines with a `timestamp` in milliseconds, without an incomplete last bin. `model`: count only
-    its requests."""
+    """The series from JSON lines with a `timestamp` in milliseconds. An incomplete last bin is left out.
+
+    With a `model`, only its requests count.
+    """
     requests = list(_arrivals(lines))
     times = sorted(at for at, of in requests if model in (None, of))
     if not times:
@@ -226,7 +229,7 @@ def arrivals_of(name: str, lines: Iterable[str], bin_s: float, model: str | None
 
 
 def chosen(series: Sequence[Series], name: str | None) -> Series:
-    """The series of this name; None for the only one. Raises with the known names."""
+    """The series of this name. With None, the only series. If it is not found, the error lists the known names."""
     by_name = {one.name: one for one in series}
     if name is not None:
         if name not in by_name:
@@ -296,7 +299,7 @@ def _series(name: str, rows: list[Row]) -> Series:
 
 
 def _arrivals(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
-    """(seconds, model) of each request."""
+    """The time in seconds and the model of each request."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,7 +1,7 @@
-"""Replays recorded load for a policy, on virtual time, with the guard that a plane has.
+"""Replays recorded load for a policy on virtual time, with the same guard as a plane.
 
-A replica costs from its order on, and serves after its start-up. Surplus replicas stop at once, those that are still
-starting first. Time advances from change to change, so that sums are exact.
+A replica costs from the time of its order, and serves after its start-up. Surplus replicas stop at once; replicas that
+are still starting stop first. Time advances from one change to the next, so that sums are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from pointsman.scaling.records import ScalingRecord
 from pointsman.scaling.windows import Gauge, LazyWindows
 
 SHORT_S = 30.0
-"""A window of at most this length shows the current rate."""
+"""Windows up to this length show the current rate."""
 PROGRESS_STEPS = 500
-"""Calls of the policy between two reports of progress."""
+"""Number of calls of the policy between two reports of progress."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """One moment of a replay, for custom metrics."""
+    """The state at one moment of a replay, from which custom metrics are computed."""
 
     now: float
     rate: float
@@ -42,20 +42,20 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 60.0
     """Time between two calls of the policy."""
     at_once: bool = True
-    """Whether the rate of a bin is known when the bin begins. False: it is measured over the last 30 s."""
+    """Whether the rate of a bin is known when the bin begins. If not, the rate is measured over the last 30 s."""
     queue_s: float = 0.0
-    """Length of the queue, in seconds of serving; requests beyond it are unserved. 0: no queue."""
+    """Length of the queue, as the time to serve it. Requests beyond it are unserved. 0 if there is no queue."""
     request_s: float = 1.0
-    """How long a request stays on a replica: ongoing requests are the rate times this."""
+    """How long a request stays on a replica. The number of ongoing requests is the rate times this duration."""
     began: float = 0.0
     """The start of the first bin, in seconds since the epoch, for policies that read the clock."""
     cost_per_replica_hour: float | None = None
     metrics: Mapping[str, Callable[[Moment], float]] = {}
-    """Custom metrics, as functions of a moment."""
+    """Custom metrics by name. Each is computed from a moment."""
 
     @property
     def holds(self) -> int:
-        """Requests that a replica takes at once."""
+        """Number of requests that a replica takes at once."""
         return max(1, round(self.capacity * self.request_s))
 
 
@@ -63,26 +63,26 @@ class ReplayOutcome(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     """Replica-hours, including start-up."""
     ratio: float
-    """Ratio of the hours to the clairvoyant minimum, which is what each bin needs, without start-up."""
+    """Ratio of the hours to the clairvoyant minimum. The minimum has what each bin needs, and no start-up."""
     unserved: float
-    """Share of requests that came when all ready replicas were busy."""
+    """Share of requests that were not served, because all ready replicas were busy and the queue was full."""
     changes: int
     most: int
     """The largest target."""
     problems: int
-    """Answers of the policy that were invalid."""
+    """Number of invalid answers from the policy."""
     line: list[tuple[float, int, int]]
-    """(time, target, ready), at each change of either."""
+    """Time, target and number of ready replicas, at each change of the target or of that number."""
     records: list[ScalingRecord]
-    """One for each change of the target, with its reason."""
+    """One record for each change of the target, with the reason."""
 
 
 class Replay:
-    """One series with one setting, for any number of policies."""
+    """A replay of one series with one setting, for any number of policies."""
 
     def __init__(self, series: Series, setting: Setting, limits: ScalingLimits | None = None) -> None:
         self.series, self.setting = series, setting
-        # By default, hardly any limits.
+        # By default, there are hardly any limits.
         self.limits = limits or ScalingLimits(
             min_replicas=1,
             max_replicas=1_000_000,
@@ -93,11 +93,11 @@ class Replay:
 
     @property
     def times(self) -> int:
-        """Calls of a policy."""
+        """Number of calls of a policy."""
         return int(self.series.seconds / self.setting.interval_s + 1e-9)
 
     def run(self, policy: object, name: str = "", progress: Callable[[float], None] | None = None) -> ReplayOutcome:
-        """Replay the whole series. `name`: of the policy in records. `progress`: called with the share that is done."""
+        """Replay the whole series. `name` is used in records. `progress` is called with the finished share."""
         series, setting = self.series, self.setting
         guard = Guard(series.name, self.limits, name or policy_name(policy))
         pool = ReplicaPool(guard.target, setting, series)
@@ -133,7 +133,7 @@ class Replay:
 
 
 class MeasuredLoad:
-    """The views that a policy would have had."""
+    """Makes the views that a policy would have had."""
 
     def __init__(self, series: Series, setting: Setting, windows: Sequence[float] = WINDOWS) -> None:
         self._series, self._setting, self._windows = series, setting, windows
@@ -185,20 +185,20 @@ class MeasuredLoad:
         )
 
     def _rate(self, at: float, seconds: float) -> float:
-        """The rate over the last seconds; the current one, if that is known at once."""
+        """The mean rate over the last seconds. For short windows, the current rate if it is known at once."""
         if self._setting.at_once and seconds <= SHORT_S:
             return self._series.rate(at)
         return self._series.mean(at - seconds, at)
 
 
 class ReplicaPool:
-    """Replicas on virtual time: ready ones and starting ones."""
+    """Ready replicas and starting replicas, on virtual time."""
 
     def __init__(self, ready: int, setting: Setting, series: Series) -> None:
         self._setting, self._series = setting, series
         self.ready = ready
         self._starting: list[tuple[float, int]] = []
-        """(time, count), the next start first."""
+        """Time and count of each start, the next start first."""
         self._now = 0.0
         self.waiting = 0.0
         self.replica_seconds = 0.0
@@ -221,7 +221,7 @@ class ReplicaPool:
         self.ready += min(more, 0)
 
     def advance(self, until: float) -> None:
-        """Advance to a time, in steps to the next start or the next bin."""
+        """Advance to a time. Each step ends at the next start or at the next bin."""
         while self._now < until:
             edge = (self._series.bins_before(self._now) + 1) * self._series.bin_s
             start = self._starting[0][0] if self._starting else until

@@ -1,6 +1,6 @@
-"""Routing policies on recorded traffic: what each would have done, and how far that is from what is possible.
+"""Replays recorded traffic for routing policies: what each would have done, and how close that is to the possible best.
 
-Enters: recorded or generated requests, policies, and a fleet that need not exist. Leaves: figures of each policy, side
+Enters: recorded or generated requests, policies, and a fleet that need not exist. Leaves: figures for each policy, side
 by side. The one rule: a replay runs the product's own plane on virtual time, and the same seed gives the same figures.
 """
 

@@ -1,4 +1,6 @@
-"""When requests of a recording arrive: faster, from more clients, spread within coarse timestamps, or one by one.
+"""When the requests of a recording arrive in a replay.
+
+They may arrive faster, come from more clients, be spread within coarse timestamps, or wait for the turn before them.
 
 Enters: a recording and a load. Leaves: requests with the second of their arrival, counted from 0. The one rule: the
 same seed gives the same arrivals, whatever the policy, so that policies can be compared seed by seed.
@@ -17,22 +19,22 @@ from pointsman.errors import PointsmanError
 from pointsman.lab.traffic.recording import RecordedRequest, Recording
 
 CLIENT_SHIFT_S = 60.0
-"""The recording of each further client begins at most this much later, so that bursts do not coincide."""
+"""Maximum delay with which each further client begins the recording. It keeps their bursts from coinciding."""
 CLIENT_STEP = 1 << 44
-"""Distance between the block names of two clients, so that clients share no prompts."""
+"""Distance between the block names of two clients. It keeps clients from sharing prompts."""
 
 
 class ReplayLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How a recording is replayed."""
 
     speed: float = 1.0
-    """2: twice as many requests per second."""
+    """Factor on the rate. 2 means twice as many requests per second."""
     clients: bool = False
-    """Whether to add clients instead of compressing time; each replays the recording with its own prompts."""
+    """Whether to add clients instead of compressing time. Each client replays the recording with its own prompts."""
     spread: bool = True
-    """Whether to spread requests that share a coarse timestamp evenly at random until the next one."""
+    """Whether to spread requests that share a coarse timestamp at random over the time until the next timestamp."""
     closed: bool = False
-    """Whether a turn of a session waits for the end of the one before it, and for its think time."""
+    """Whether a turn of a session waits until the previous turn has ended and its own think time has passed."""
 
     def check(self) -> None:
         if not 0 < self.speed < math.inf:
@@ -48,7 +50,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(recording: Recording, load: ReplayLoad, seed: int) -> Iterator[Arrival]:
-    """Arrivals in order of time. A closed loop may delay them."""
+    """Arrivals in order of time. A closed loop may delay arrivals later."""
     load.check()
     each: Iterator[tuple[float, RecordedRequest]]
     if not load.clients:
@@ -60,7 +62,7 @@ def arrivals(recording: Recording, load: ReplayLoad, seed: int) -> Iterator[Arri
 
 
 def _spread(recording: Recording, spread: bool, seed: int) -> Iterator[tuple[float, RecordedRequest]]:
-    """Requests with their seconds since the first arrival. Requests with equal timestamps keep their order."""
+    """Each request with its seconds since the first arrival. Requests with equal timestamps keep their order."""
     survey = recording.survey()
     if not spread or not survey.tick_ms:
         yield from (((one.timestamp - survey.began_ms) / 1000, one) for one in recording)
@@ -87,9 +89,9 @@ def _several_clients(recording: Recording, load: ReplayLoad, seed: int) -> Itera
 def _one_client(
     recording: Recording, load: ReplayLoad, seed: int, client: int, shift_s: float, share: float
 ) -> Iterator[tuple[float, RecordedRequest]]:
-    """A share of the conversations. Turns of one conversation are kept or dropped together."""
+    """The arrivals from one client, with a share of the conversations. Conversations are kept or dropped as a whole."""
     for at, one in _spread(recording, load.spread, seed):
-        # The second block identifies a conversation: the first is often a system prompt that all conversations share.
+        # The second block identifies a conversation. The first block is often a shared system prompt.
         conversation = one.session_id or (one.hash_ids[1] if len(one.hash_ids) > 1 else f"{at}")
         if share < 1.0 and random.Random(f"{conversation}").random() >= share:
             continue

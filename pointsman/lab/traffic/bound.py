@@ -1,22 +1,23 @@
-"""How good any policy could be on a recording: bounds that no replay exceeds.
+"""Bounds on how good any policy could be on a recording. No replay exceeds them.
 
 Enters: a recording, a load, and a number of equal engines. Leaves: the work that is left with the best possible cache,
-and the share of requests that could be in time. What is assumed, always in favour of the policy:
+and the share of requests that could be in time. All assumptions are in favour of the policy:
 
-- A prompt is computed only from the end of the longest prefix that any earlier arrival has, wherever that was computed;
-  at least its last token is computed. Caches are unlimited, shared by all engines, and filled when a request arrives.
-- Work is marginal: a token costs `cc` and its part of a full step's `c0`; attention and context have their full cost.
+- The longest prefix that a prompt shares with any earlier arrival need not be computed, whichever engine computed it
+  before. At least the last token of a prompt is computed. Caches are unlimited, all engines share them, and they are
+  filled when a request arrives.
+- Work is marginal. A token costs `cc` and its part of a full step's `c0`. Attention and context have their full cost.
   Reading weights costs nothing, and no step is partly filled.
-- N engines are one machine that is N times as fast, and may pause any work without loss.
-- Of requests in time, the work until the first token must be done by its deadline, and all work by the deadline of the
-  last token; the two are counted apart, and the smaller number is the bound.
+- N engines are one machine that is N times as fast. This machine may pause any work without loss.
+- A request is in time if the work until its first token is done by the deadline of that token, and all its work by the
+  deadline of its last token. Requests are counted separately for each deadline. The smaller number is the bound.
 
-A request that would miss its objective alone on an idle engine misses it under any policy (an intrinsic miss). Of the
-others, the most that the pooled machine ends by their deadlines is found as by Moore and Hodgson: requests are taken in
-the order of their deadlines, and when one is late, the one whose absence helps most is dropped. Deadlines have the
-order of arrivals here, for which that is optimal (Kise, Ibaraki and Mine). A dropped request may wait without limit. If
-every request must be served, the longest wait is at least that of the pooled machine in the order of arrival; a limit
-below it can be kept by no policy.
+A request that would miss its objective alone on an idle engine misses it under any policy (an intrinsic miss). For the
+other requests, the method of Moore and Hodgson finds the maximum number that the pooled machine ends by their
+deadlines. The method takes requests in the order of their deadlines. When a request is late, the method drops the
+request whose absence helps most. Here, deadlines have the same order as arrivals, and for such deadlines the method is
+optimal (Kise, Ibaraki and Mine). A dropped request may wait without limit. If every request must be served, the longest
+wait is at least as long as on the pooled machine in the order of arrival. No policy can keep a shorter limit.
 """
 
 import math
@@ -37,13 +38,13 @@ from pointsman.simulator.performance import Hardware, hardware
 Seconds = NDArray[np.float64]
 STEP_TOKENS = Limits().max_num_batched_tokens
 SHARE = 0.9
-"""Default share of requests that must be in time at the capacity."""
+"""Default share of requests that must be in time for a speed to be within the capacity."""
 TOLERANCE = 0.005
 """Relative precision of a capacity."""
 
 
 class RequestWork(msgspec.Struct, frozen=True):
-    """The minimum work of each request, in seconds of one engine; in the order of arrival."""
+    """The minimum work of each request, in seconds on one engine. Requests are in the order of arrival."""
 
     first_token: Seconds
     """Work until the first token."""
@@ -59,18 +60,18 @@ class TrafficBound(msgspec.Struct, frozen=True, kw_only=True):
     """The bound at one speed, with one seed."""
 
     hit_rate: float
-    """Share of input tokens with an unlimited shared cache."""
+    """Share of input tokens that an unlimited shared cache would hold."""
     serve_all: float
-    """The speed-up at which the work takes the full time of all engines."""
+    """The speed-up at which the work keeps all engines busy all the time."""
     intrinsic_misses: float
     """Share of requests that no policy can serve in time."""
     attainment: float
     """Maximum share of requests in time, if late requests may wait without limit."""
     least_wait_s: float
-    """If every request is served, at least one waits this long for its first token."""
+    """If every request is served, at least one request waits this long for its first token."""
 
     def attainment_within(self, limit_s: float) -> float | None:
-        """The attainment if every first token must come within the limit; None if no policy can achieve that."""
+        """The attainment if every first token must come within the limit. None if no policy can keep the limit."""
         return self.attainment if self.least_wait_s <= limit_s else None
 
 
@@ -108,8 +109,8 @@ def work_of(requests: Sequence[RecordedRequest], machine: Hardware) -> RequestWo
 
 
 def _marginal(input_tokens: int, cached: int, output: int, machine: Hardware) -> tuple[float, float, float, float]:
-    """Four times in ms: work until the first token, all work, and time to the first and last token on an idle
-    engine."""
+    """Four times in ms for one request: the work until its first token, all its work, and the times to its first and
+    last token on an idle engine."""
     own = input_tokens - cached
     token = machine.cc + machine.c0 / STEP_TOKENS
     first = token * own + machine.ca * own * (cached + own / 2)
@@ -143,9 +144,9 @@ class TimelyWork(msgspec.Struct, frozen=True):
     """Whether the request could be in time on an idle engine."""
     first_limit: Seconds
     first_work: Seconds
-    """Work that is due within `first_limit`; all of it if the request has an objective for its whole answer."""
+    """Work that is due within `first_limit`: all work if the request has an objective for its whole answer."""
     last_limit: Seconds
-    """Time limit for the whole work, from the objective for the time per token."""
+    """Time limit for all work of the request. It includes the objective for the time per token."""
 
 
 def demand_of(work: RequestWork, requests: Sequence[RecordedRequest], objectives: Objectives) -> TimelyWork:
@@ -175,7 +176,7 @@ def _bound(demand: TimelyWork, times: Seconds, work: RequestWork, number: int, s
 
 
 def _delays(times: Seconds, work: Seconds) -> Seconds:
-    """Time from arrival to end on one machine, in the order of arrival."""
+    """Time from arrival to end for each job, if one machine takes the jobs in the order of arrival."""
     total = np.cumsum(work)
     began = np.maximum.accumulate(times - (total - work))
     ends: Seconds = began + total - times
@@ -183,16 +184,18 @@ def _delays(times: Seconds, work: Seconds) -> Seconds:
 
 
 def most_in_time(times: Seconds, work: Seconds, limits: Seconds) -> int:
-    """How many jobs one machine can end within their limits at most. Deadlines in another order than arrivals are
-    delayed to that of arrivals, which only makes it easier."""
+    """The maximum number of jobs that one machine can end within their limits.
+
+    Deadlines are delayed until they have the order of arrivals, which can only increase this number.
+    """
     deadlines = np.maximum.accumulate(times + limits)
     kept = 0
     size = len(times)
     starts, arrived, needs = np.empty(size), np.empty(size), np.empty(size)
-    """The jobs that are kept, in order; `kept` is their number."""
+    """Start, arrival and work of the jobs that are kept, in order. `kept` is the number of these jobs."""
     free = -np.inf
     busy_from = 0
-    """The first job of the busy period that ends with the last job."""
+    """Index of the first job in the busy period that ends with the last job."""
     for at, need, deadline in zip(times.tolist(), work.tolist(), deadlines.tolist(), strict=True):
         if at >= free:
             busy_from, start = kept, at
@@ -203,7 +206,7 @@ def most_in_time(times: Seconds, work: Seconds, limits: Seconds) -> int:
         free = start + need
         if free <= deadline + 1e-9:
             continue
-        # Without a job, those after it begin earlier, but not before they arrive.
+        # If a job is dropped, the jobs after it begin earlier, but not before they arrive.
         slack = starts[busy_from:kept] - arrived[busy_from:kept]
         slack = np.append(slack[1:], np.inf)
         gains = np.minimum(needs[busy_from:kept], np.minimum.accumulate(slack[::-1])[::-1])
@@ -227,8 +230,8 @@ def bound_capacity(
     share: float = SHARE,
     seed: int = 0,
 ) -> float:
-    """The largest speed at which the bound leaves this share of requests in time, and no request must wait longer for
-    its first token; 0 if there is none."""
+    """The largest speed at which, by the bound, this share of requests can be in time, and no request needs to wait
+    longer than `longest_wait_s` for its first token. 0 if there is no such speed."""
     number, machine = engines_of(fleet)
     if load.clients:
         raise PointsmanError("the capacity is a speed-up of time; leave --clients out")

@@ -1,8 +1,8 @@
-"""The capacity of a fleet under a policy: the largest speed-up at which enough of all requests meet their objectives.
+"""The capacity of a fleet under a policy: the largest speed-up at which enough requests meet their objectives.
 
-Enters: policies, and a trial. Leaves: a speed for each, found by bisection over seeds, with the longest waits beside
-it, since a policy can gain capacity by delaying hopeless requests. The one rule: a request that was not served is a
-miss.
+Enters: policies, and a trial. Leaves: a speed for each policy, found by bisection, as a mean over seeds. The longest
+waits are reported too, because a policy can gain capacity by delaying hopeless requests. The one rule: a request that
+was not served is a miss.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from pointsman.render.text import text_table
 
 LOWEST, HIGHEST = 0.05, 64.0
 STEP = 1.5
-"""Factor from one speed to the next, until one is too high."""
+"""Factor between speeds that are tried, until one speed is low enough and one is too high."""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,16 +26,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     speed: float
-    """The highest speed tried with enough requests in time; 0 if even the lowest had too few."""
+    """The highest tried speed with enough requests in time. 0 if even the lowest tried speed had too few."""
     beyond: float | None
-    """The lowest speed tried that was too high; None if none was."""
+    """The lowest tried speed that was too high. None if no tried speed was too high."""
     attainment: float
-    """The value at `speed`, as a mean over seeds."""
+    """The share of requests in time at `speed`, as a mean over seeds."""
     ttft_p99_s: float
-    """The value at `speed`."""
+    """The 99th percentile of the time to the first token at `speed`, as a mean over seeds."""
     rejected: float
     tried: dict[float, float]
-    """Speed -> attainment."""
+    """The attainment at each tried speed."""
     replays: int
     cached: int
 
@@ -52,7 +52,7 @@ def capacities(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> list[Capacity]:
-    """The capacity of each policy. `tolerance` is relative. The next speeds of all policies are tried in parallel."""
+    """The capacity under each policy. `tolerance` is relative. The next speeds of policies are tried in parallel."""
     searches = [_Search(policy, start, share, tolerance) for policy in policies]
     while open_ := [one for one in searches if one.next is not None]:
         trials = [trial for one in open_ for trial in grid(base, [one.policy], [one.next or start], seeds)]
@@ -63,7 +63,7 @@ def capacities(
 
 
 class _Search:
-    """The next speed: outwards until one is low enough and one too high, then by bisection."""
+    """Finds the next speed to try: outwards until one is low enough and one is too high, then by bisection."""
 
     def __init__(self, policy: TriedPolicy, start: float, share: float, tolerance: float) -> None:
         self.policy, self._share, self._tolerance = policy, share, tolerance
@@ -110,7 +110,7 @@ class _Search:
 
 
 def capacity_table(found: Sequence[Capacity], highest: float | None) -> str:
-    """`highest`: a speed that no policy can exceed; None if unknown."""
+    """A table of capacities. `highest` is a speed that no policy can exceed, or None if it is unknown."""
     heads = ["policy", "capacity", "too much", "SLO met", "TTFT p99", "rejected", *(["of bound"] if highest else [])]
     rows = [
         [

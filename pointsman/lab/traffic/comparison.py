@@ -1,7 +1,7 @@
 """Several policies side by side: means over seeds, and differences with confidence intervals.
 
-Enters: figures of trials. Leaves: a table, or plain data. The one rule: policies are compared seed by seed, as each
-seed gives all of them the same arrivals.
+Enters: figures of trials. Leaves: a table, or plain data. The one rule: policies are compared seed by seed, because
+each seed gives all policies the same arrivals.
 """
 
 import math
@@ -22,12 +22,12 @@ T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131,
     2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
-"""Student's t, two-sided at 95 %, by degrees of freedom from 1."""
+"""Values of Student's t, two-sided at 95 %. The first is for one degree of freedom."""
 T_BEYOND = 1.96
 
 
 class SeedMean(NamedTuple):
-    """A mean, and half the width of its 95 % confidence interval; nan with one seed."""
+    """A mean, and half the width of its 95 % confidence interval. With only one seed, the half width is nan."""
 
     mean: float
     half: float
@@ -70,7 +70,7 @@ MEASURES: dict[str, Measure] = {
 
 
 class Cell(NamedTuple):
-    """One policy at one speed, with all seeds."""
+    """The results for one policy at one speed, with all seeds."""
 
     policy: str
     speed: float
@@ -82,10 +82,10 @@ class Cell(NamedTuple):
 
 
 class TrafficComparison:
-    """All cells; differences are relative to the first policy."""
+    """The cells of all policies and speeds. Differences are from the first policy."""
 
     def __init__(self, finished: Sequence[Finished], bounds: Mapping[float, TrafficBound] | None = None) -> None:
-        """`bounds`: the bound at each speed, if there is one."""
+        """`bounds` has the bound at each speed that has one."""
         self.bounds = dict(bounds or {})
         self.cells: dict[tuple[str, float], Cell] = {}
         for one in finished:
@@ -144,7 +144,7 @@ class TrafficComparison:
         ]
 
     def of_bound(self, cell: Cell) -> float | None:
-        """The share of the highest possible attainment; None if that is unknown."""
+        """The attainment as a share of the highest possible attainment. None if the latter is unknown."""
         best = self.bounds.get(cell.speed)
         return None if best is None or not best.attainment else cell.of("attainment").mean / best.attainment
 
@@ -204,14 +204,14 @@ def with_interval(found: SeedMean) -> str:
 
 
 def signed(found: SeedMean) -> str:
-    """A difference, with a star if its interval excludes 0."""
+    """A difference as text, with a star if its confidence interval excludes 0."""
     if math.isnan(found.half):
         return f"{found.mean:+.3f}"
     return f"{found.mean:+.3f} ±{found.half:.3f}{'*' if abs(found.mean) > found.half else ''}"
 
 
 def bounds_of(base: Trial, speeds: Sequence[float]) -> dict[float, TrafficBound]:
-    """The bound at each speed, for the first seed; empty for closed loops, and for fleets without equal engines."""
+    """The bound at each speed, for the first seed. Empty for closed loops, and for fleets without equal engines."""
     load, fleet = base.setting.load, base.setting.fleet
     try:
         engines_of(fleet)

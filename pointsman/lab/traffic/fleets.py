@@ -1,4 +1,4 @@
-"""The fleet of a replay, which need not exist: a number of engines of measured hardware, or a manifest.
+"""The fleet of a replay. It need not exist: it is a number of engines on measured hardware, or a manifest.
 
 Enters: `16x70B|a100_sxm|vllm|tp8` or a file, and a policy. Leaves: the manifest that the simulation runs. The one rule:
 a manifest stays as it is, except for the scheduling of the deployment whose policy is tried.
@@ -25,7 +25,7 @@ ENGINES = re.compile(r"(\d+)x(\S+)")
 TENSOR_PARALLEL = re.compile(r"\|tp(\d+)$")
 DEPLOYMENT = "fleet"
 MACHINE_GPUS, MACHINE_GPU_BYTES, MACHINE_BYTES, MACHINE_CPUS = 8, 80 << 30, 2 << 40, 256.0
-"""The size of the machines on which a manifest is placed."""
+"""The size of each machine on which the instances of a manifest are placed."""
 MACHINES = 64
 
 
@@ -33,15 +33,18 @@ class LabFleet(msgspec.Struct, frozen=True):
     """The fleet that serves a recording."""
 
     text: str
-    """The text that names it."""
+    """The text that names the fleet."""
     document: dict[str, Any]
     """A manifest, as plain data."""
     folder: str
     gpus: int = 0
-    """GPUs of each instance; 0: as the manifest says."""
+    """Number of GPUs of each instance. 0 if the manifest determines it."""
 
     def manifest(self, policy: TriedPolicy | None, deployment: str = "") -> ManifestText:
-        """The manifest with this policy for a deployment (empty: the only one); None: unchanged."""
+        """The manifest, with this policy for a deployment. If `policy` is None, the manifest is unchanged.
+
+        If `deployment` is empty, it means the only deployment.
+        """
         document = self.document
         if policy is not None:
             chosen = self._chosen(deployment)
@@ -54,7 +57,7 @@ class LabFleet(msgspec.Struct, frozen=True):
         return ManifestText(json.dumps(document), folder, self.text)
 
     def plan(self, policy: TriedPolicy | None, deployment: str = "") -> PointsmanPlan:
-        """The plan that the manifest builds. Raises `ConfigError`."""
+        """The plan that the manifest builds. Raises a `ConfigError` if the manifest has problems."""
         text = self.manifest(policy, deployment)
         return load_manifest(text.text, text.folder, text.file)
 
@@ -69,7 +72,7 @@ class LabFleet(msgspec.Struct, frozen=True):
         return next(iter(known.values()))
 
     def workers(self) -> list[Worker]:
-        """Machines for the instances of a manifest; none if its engines need no place."""
+        """Machines for the instances of a manifest. Empty if its engines need no place."""
         if self.gpus:
             return []
         gpus = tuple(Gpu(index=index, memory_bytes=MACHINE_GPU_BYTES) for index in range(MACHINE_GPUS))
@@ -80,7 +83,7 @@ class LabFleet(msgspec.Struct, frozen=True):
 
 
 def fleet_of(text: str) -> LabFleet:
-    """Read COUNTxHARDWARE, or a manifest."""
+    """Read a fleet from COUNTxHARDWARE, or from the path of a manifest."""
     found = ENGINES.fullmatch(text)
     if found is None:
         return _of_manifest(text)

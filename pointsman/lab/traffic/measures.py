@@ -1,7 +1,7 @@
 """Figures of one replay: latencies, objectives met, tokens, costs and fairness.
 
 Enters: the outcome of each request, one by one. Leaves: plain numbers, small enough to keep. The one rule: shares are
-of all requests that arrived; one that was not served meets no objective.
+of all requests that arrived. A request that was not served meets no objective.
 """
 
 import math
@@ -20,12 +20,12 @@ NO_TENANT = "(none)"
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Latency objectives; a request with its own `slo_ms` must instead be answered within that."""
+    """Latency objectives. A request with its own `slo_ms` must be answered within that time instead."""
 
     ttft_s: float = 5.0
     """Time to the first token, from the arrival."""
     tpot_s: float = 0.1
-    """Mean time per output token after the first."""
+    """Mean time per output token after the first token."""
 
     def met(self, one: RequestOutcome) -> bool:
         if not one.served:
@@ -43,7 +43,7 @@ class Latencies(msgspec.Struct, frozen=True):
     p90: float
     p99: float
     quantiles: list[float]
-    """Quantiles at 0 %, 1 %, .. 100 %."""
+    """Quantiles at 0 %, 1 %, and so on up to 100 %."""
 
 
 class TenantFigures(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class TenantFigures(msgspec.Struct, frozen=True):
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy at one speed with one seed."""
+    """The figures for one policy at one speed with one seed."""
 
     policy: str
     speed: float
@@ -63,9 +63,9 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float
     """Share of all requests that met their objectives."""
     late: float
-    """Share of requests without an objective of their own whose first token was late."""
+    """Share of requests whose first token was late. Requests with an objective of their own do not count as late."""
     slow: float
-    """Share of requests whose first token was in time, and whose tokens then came too slowly."""
+    """Share of requests whose first token was in time, but whose further tokens came too slowly."""
     rejected: float
     """Share of requests that were not served."""
     ttft: Latencies
@@ -75,15 +75,15 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float
     """Share of input tokens that were in prefix caches."""
     goodput_per_s: float
-    """Requests that met their objectives, per second of the recording."""
+    """Number of requests that met their objectives, per second of the recording."""
     tokens_per_s: float
     """Output tokens per second, until the last request ends."""
     seconds: float
     gpu_hours: float
     cost_per_million_tokens: float | None
-    """Cost per million input and output tokens of served requests; None if there are none, or no GPUs."""
+    """Cost per million input and output tokens of served requests. None if there are no such requests, or no GPUs."""
     fairness: float
-    """Jain's index over the attainments of tenants: 1 if they are equal, 1/n if one tenant of n gets everything."""
+    """Jain's index over the attainments of tenants: 1 if all are equal, 1/n if one of n tenants gets everything."""
     tenants: dict[str, TenantFigures]
     outcomes: dict[str, int]
     line: TimeLine
@@ -93,13 +93,13 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 RELATIVE = 1e-3
 """The width of the bins of a `Spread`."""
 LEAST = 1e-9
-"""Smaller values count as this one."""
+"""A value below this counts as this value."""
 AT_ONCE = 4096
-"""Number of values that are counted together, which takes a tenth of the time."""
+"""Number of values that are counted together. This takes a tenth of the time of counting them one by one."""
 
 
 class Spread:
-    """The distribution of values, in constant memory: counts by logarithm.
+    """The distribution of values in constant memory. Values are counted by logarithm.
 
     Quantiles are within half a thousandth of the true ones; the mean is exact.
     """
@@ -111,9 +111,9 @@ class Spread:
         self._number, self._sum = 0, 0.0
         self._counts: dict[int, int] = {}
         self._fresh = array("d")
-        """Values that are not counted yet."""
+        """Values that were added but are not counted yet."""
         self.add = self._fresh.append
-        """Call it with a value of at least 0. Call `count_fresh` now and then."""
+        """Add a value, which must be at least 0. The caller must call `count_fresh` now and then to free memory."""
 
     def count_fresh(self) -> None:
         fresh = np.frombuffer(self._fresh)
@@ -140,7 +140,7 @@ class Spread:
         return self._sum / count if count else math.nan
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """Quantiles at these shares, which must be in ascending order."""
+        """The quantiles at these shares. The shares must be in ascending order."""
         found: list[float] = []
         last = self.count - 1
         places = iter(sorted(self._counts.items()))
@@ -155,7 +155,7 @@ class Spread:
         return found
 
     def latencies(self) -> Latencies:
-        """All nan if there are no values."""
+        """The latencies as figures. All are nan if there are no values."""
         if not self.count:
             return Latencies(math.nan, math.nan, math.nan, math.nan, [])
         shown = dict(zip(SHOWN, self.quantiles(list(SHOWN.values())), strict=True))
@@ -176,14 +176,14 @@ class _TenantSums:
 
 
 class RunCounters:
-    """Sums requests up as they end, and keeps none of them."""
+    """Sums up requests as they end. It keeps none of these requests."""
 
     def __init__(self, objectives: Objectives) -> None:
         self._objectives = objectives
         self._ttft, self._tpot, self._latency = Spread(), Spread(), Spread()
         self._requests = self._served = self._met = self._late = self._slow = 0
         self._input = self._output = self._cached = 0
-        """Tokens of served requests."""
+        """Numbers of input, output and cached tokens of served requests."""
         self._last_at = 0.0
         self._tenants: dict[str, _TenantSums] = {}
         self._outcomes: dict[str, int] = {}
@@ -230,7 +230,7 @@ class RunCounters:
         seed: int,
         gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR,
     ) -> RunFigures:
-        """The figures of the requests that were added; the other figures come from the replay."""
+        """The figures of the requests that were added. Figures that requests do not have come from the replay."""
         requests, span_s = self._requests, self._last_at or 1.0
         tokens = self._input + self._output
         tenants = {name: sums.figures() for name, sums in sorted(self._tenants.items())}

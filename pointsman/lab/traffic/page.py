@@ -1,4 +1,4 @@
-"""A comparison as one HTML page: no script, no file beside it, nothing from the network; light and dark."""
+"""A comparison as one HTML page, light or dark. The page needs no script, no other file, and no network."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ COLUMNS: tuple[tuple[str, str, float, int, int], ...] = (
     ("slow %", "slow", 100, 1, -1), ("GPU-hours", "gpu_hours", 1, 1, -1),
     ("cost/M tokens", "cost_per_million_tokens", 1, 2, -1), ("fairness", "fairness", 1, 3, 1),
 )  # fmt: skip
-"""(head, measure, factor, decimal places, 1 if more is better else -1)"""
+"""For each column: head, measure, factor, decimal places, and 1 if more is better or -1 if less is better."""
 
 
 def page(compared: TrafficComparison, survey: Survey, fleet: str, objectives: Objectives) -> str:
@@ -69,7 +69,7 @@ def page(compared: TrafficComparison, survey: Survey, fleet: str, objectives: Ob
     ]
     colours = "".join(f".s{index} {{ color: {PALETTE[index]}; }}" for index in range(SERIES))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{xml(title)}</title>'
-    icon = '<link rel="icon" href="data:,">'  # else a browser asks for one
+    icon = '<link rel="icon" href="data:,">'  # without it, a browser requests an icon
     style = f"<style>{STYLE}{colours}</style>"
     text = "\n".join(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}{icon}{style}</head><body><main>{text}</main></body></html>\n'
@@ -120,7 +120,7 @@ def _in_time(compared: TrafficComparison, name: str, speed: float) -> list[str |
 
 
 def _direction(difference: SeedMean, better: int) -> str:
-    """The class up or down if the interval excludes 0."""
+    """The class of a difference: up or down if its interval excludes 0, else empty."""
     clear = not math.isnan(difference.half) and abs(difference.mean) > difference.half
     return "" if not clear else "up" if difference.mean * better > 0 else "down"
 

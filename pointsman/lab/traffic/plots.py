@@ -1,4 +1,4 @@
-"""Plots of comparisons as SVG, in colours that the page sets for light and dark."""
+"""Plots of comparisons as SVG. The page sets their colours, for light and for dark."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from pointsman.render.svg import Canvas, number, xml
 WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 14.0, 40.0
 SERIES = 10
-"""Colours of the style sheet, by class: s0, s1, ..."""
+"""Number of colours in the style sheet. Their classes are s0, s1, and so on."""
 
 
 class Line:
-    """Named points of a plot."""
+    """One line of a plot: its name and its points."""
 
     def __init__(self, name: str, points: Sequence[tuple[float, float]], index: int, *, dashed: bool = False) -> None:
         self.name, self.index, self.dashed = name, index, dashed
@@ -61,7 +61,7 @@ def line_plot(
     marks: Mapping[str, float] | None = None,
     dots: bool = False,
 ) -> str:
-    """`log`: a logarithmic x axis. `marks`: named vertical lines. `dots`: a dot at each point."""
+    """A plot. `log` makes the x axis logarithmic, `marks` are named vertical lines, `dots` draws each point."""
     points = [point for line in lines for point in line.points]
     if not points:
         return f"<p>{xml(title)}: nothing to show</p>"
@@ -99,7 +99,7 @@ def _axes(canvas: Canvas, x_axis: Axis, y_axis: Axis, x_name: str, y_name: str) 
 
 
 def heat_map(title: str, rows: Mapping[str, Sequence[float]], bin_s: float) -> str:
-    """A row per instance, with time to the right; darker means more."""
+    """A heat map with one row per instance. Time goes to the right, and darker means more."""
     names = sorted(rows, key=_natural)
     columns = max((len(row) for row in rows.values()), default=0)
     if not columns:

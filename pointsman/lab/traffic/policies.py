@@ -1,7 +1,7 @@
-"""Routing policies to try: by a built-in name, from a file, or as a class of the user's.
+"""Routing policies to try. Each is a built-in policy, comes from a file, or is a user's class.
 
-Enters: what the command line says. Leaves: a `scheduling` section, as written in a manifest. The one rule: a policy is
-loaded by the loader of manifests, so that what runs here is what would run live.
+Enters: text from the command line. Leaves: a `scheduling` section, as written in a manifest. The one rule: the loader
+of manifests loads the policy, so that the same policy runs here as would run live.
 """
 
 import json
@@ -38,7 +38,7 @@ class TakesTurns:
 
 
 def _profile(**weights: float) -> dict[str, Any]:
-    """A section with these scorers."""
+    """A `scheduling` section with these scorers and weights."""
     names = {name.replace("_", "-"): weight for name, weight in weights.items()}
     entries = [{"pluginRef": name, "weight": weight} for name, weight in names.items()]
     declared = [{"type": name} for name in names]
@@ -57,8 +57,8 @@ LAB_POLICIES: dict[str, dict[str, Any]] = {
     "pending-work": {"config": {"plugins": [{"type": "pending-work-scorer"}]}},
     "default": {},
 }
-"""Policies to compare with, beside those that manifests know by name. `published-default` is that of an empty
-EndpointPickerConfig; `default` is that of a deployment without `scheduling`."""
+"""Policies for comparison, in addition to those that manifests know by name. `published-default` is the policy of an
+empty EndpointPickerConfig. `default` is the policy of a deployment without `scheduling`."""
 
 
 class TriedPolicy(msgspec.Struct, frozen=True):
@@ -68,11 +68,11 @@ class TriedPolicy(msgspec.Struct, frozen=True):
     section: dict[str, Any]
     """The `scheduling` section of a deployment."""
     folder: str = ""
-    """The folder of users' classes that the section names; empty: the current folder."""
+    """The folder with the users' classes that the section names. Empty if it is the current folder."""
 
 
 def policy_of(text: str) -> TriedPolicy:
-    """NAME, module:Class, NAME={parameters as JSON}, or a YAML file."""
+    """The policy that a text names: NAME, module:Class, NAME={parameters as JSON}, or a YAML file."""
     name, opened, rest = text.partition("={")
     parameters = _parameters("{" + rest, text) if opened else {}
     if name.endswith((".yaml", ".yml")):
@@ -100,14 +100,14 @@ def _parameters(text: str, whole: str) -> dict[str, Any]:
 
 
 def _of_file(file: Path) -> TriedPolicy:
-    """An EndpointPickerConfig, or a `scheduling` section, with or without that word above it."""
+    """The policy in a file: an EndpointPickerConfig, or a `scheduling` section with or without that key above it."""
     data, problems = read_yaml(text_of(file), str(file))
     problems.raise_if_any()
     if not isinstance(data, dict):
         raise PointsmanError(f"{file}: expected an EndpointPickerConfig or a scheduling section, found no mapping")
     folder = str(file.absolute().parent)
     if data.keys() & {"kind", "plugins", "schedulingProfiles", "featureGates", "flowControl"}:
-        load_picker(file)  # its problems have lines
+        load_picker(file)  # raises errors with line numbers
         body = {key: value for key, value in data.items() if key not in ("kind", "apiVersion")}
         return TriedPolicy(file.stem, {"config": body}, folder)
     section = data.get("scheduling", data)
@@ -118,7 +118,7 @@ def _of_file(file: Path) -> TriedPolicy:
 
 
 def distinct(tried: Sequence[TriedPolicy]) -> list[TriedPolicy]:
-    """The policies, with a number appended to repeated names."""
+    """The policies. A number is appended to each repeated name."""
     seen: dict[str, int] = {}
     named = []
     for one in tried:

@@ -1,7 +1,8 @@
 """Recorded traffic: one value per request, read from Mooncake JSON lines or from Azure's CSV.
 
 Enters: a file. Leaves: requests in the order of their arrival. The one rule: a line that is not a request is an error
-with its number, never a guess. A file in order is read request by request, however long it is.
+that names the line. The lab never guesses. A file in the order of arrival is read request by request, even if it is
+long.
 """
 
 import csv
@@ -18,36 +19,36 @@ import msgspec
 from pointsman.errors import PointsmanError, UnusableFile
 
 BLOCK_TOKENS = 512
-"""Tokens of the block that each of `hash_ids` names."""
+"""Number of tokens in each block that `hash_ids` names."""
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 JSON_LINE = '{"timestamp": 1200, "input_length": 700, "output_length": 40}, with the timestamp in milliseconds'
 LEAST_TICK_MS = 10.0
-"""Timestamps that are closer than this are not ticks of a coarse clock."""
+"""Timestamps that are closer together than this are not ticks of a coarse clock."""
 PER_TICK = 2.0
-"""Minimum mean number of requests per timestamp for timestamps to count as ticks."""
+"""Timestamps count as ticks only if each has on average at least this many requests."""
 
 
 class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request of a recording: lengths and names of its blocks, never its text."""
+    """One request of a recording. It has lengths, and names of blocks, but never the text."""
 
     timestamp: float
-    """Its arrival, in milliseconds."""
+    """Arrival of the request, in milliseconds."""
     input_length: int
-    """Tokens of its prompt, at least 1."""
+    """Number of tokens in the prompt, at least 1."""
     output_length: int
-    """Tokens of its answer; 0 counts as 1, as an engine writes at least one."""
+    """Number of tokens in the answer. 0 counts as 1, because an engine writes at least one token."""
     hash_ids: tuple[int, ...] = ()
-    """Blocks of 512 tokens of its prompt; equal ones mean that prompts are equal up to there. Empty: nothing is shared
-    with other requests."""
+    """Names of the prompt's blocks of 512 tokens. Two prompts with a block of the same name are equal up to the end of
+    that block. Empty if the prompt shares nothing with other requests."""
     session_id: str = ""
     tenant: str = ""
     priority: int = 0
     slo_ms: float | None = None
-    """Time limit for its whole answer, from its arrival. None: the objectives of the run."""
+    """Time limit from arrival to the end of the answer. None if the objectives of the run apply."""
     model: str = ""
-    """Empty: the only model of the fleet."""
+    """Empty if it is the only model of the fleet."""
     think_ms: float = 0.0
-    """Time between the end of the previous turn in its session and this request, in a closed loop."""
+    """In a closed loop, the time between the end of the session's previous turn and this request."""
 
 
 class UnreadableRecording(PointsmanError, ValueError):
@@ -55,24 +56,24 @@ class UnreadableRecording(PointsmanError, ValueError):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass over a recording finds."""
+    """The properties of a recording that one pass over it finds."""
 
     name: str
     digest: str
-    """The digest of the content."""
+    """A digest of the recording's content."""
     requests: int
     began_ms: float
     ended_ms: float
     """Arrival of the last request."""
     in_order: bool
     tick_ms: float
-    """The resolution of its timestamps, if several requests share each; else 0."""
+    """The resolution of coarse timestamps, each of which several requests share. 0 if timestamps are not coarse."""
     input_tokens: int
     output_tokens: int
 
     @property
     def seconds(self) -> float:
-        """Time from the first arrival to the last, plus one tick."""
+        """Time from the first arrival to the last arrival, plus one tick."""
         return (self.ended_ms - self.began_ms + self.tick_ms) / 1000
 
 
@@ -82,8 +83,8 @@ class Recording:
     def __init__(
         self, name: str, read: Callable[[], Iterable[RecordedRequest]], first: int | None = None, digest: str = ""
     ) -> None:
-        """`read` begins anew each time. `first`: only the first N requests. `digest`: of what the recording is made
-        from; empty: the digest of its requests."""
+        """`read` begins anew at each call. With `first`, the recording has only that many requests. `digest` is a
+        digest of the source of the recording. If it is empty, a digest of the requests is used."""
         self.name = name if first is None else f"{name}, first {first:,}"
         self._read, self._first, self._digest = read, first, digest
         self._survey: Survey | None = None
@@ -92,7 +93,7 @@ class Recording:
         """Requests in the order of arrival."""
         if self.survey().in_order:
             yield from self._each()
-        else:  # in the order in which a recorder writes them: as they end
+        else:  # a recorder writes requests in the order in which they end
             yield from sorted(self._each(), key=lambda one: one.timestamp)
 
     def _each(self) -> Iterator[RecordedRequest]:
@@ -102,7 +103,7 @@ class Recording:
             yield request
 
     def survey(self) -> Survey:
-        """Read it once, and remember the result."""
+        """Read the recording once, and remember the result."""
         if self._survey is None:
             self._survey = self._surveyed()
         return self._survey
@@ -143,8 +144,10 @@ class Recording:
 
 
 def requests_of_plane(answer: Mapping[str, Any]) -> list[RecordedRequest]:
-    """The requests that a plane has served, as its admin API lists them, in the order of arrival. Which prompts begin
-    alike is not in its records."""
+    """The requests that a plane has served, in the order of arrival. `answer` is the list from its admin API.
+
+    The plane's records do not tell which prompts begin alike.
+    """
     found = [
         RecordedRequest(
             timestamp=datetime.fromisoformat(one["arrived"]).timestamp() * 1000,
@@ -164,7 +167,7 @@ def requests_of_plane(answer: Mapping[str, Any]) -> list[RecordedRequest]:
 
 
 def recording_of_file(file: Path, first: int | None = None) -> Recording:
-    """The requests of a file: .csv as Azure publishes them, anything else as JSON lines."""
+    """The requests in a file. A .csv file has the format that Azure publishes. Any other file has JSON lines."""
     reads = _azure_rows if file.suffix.lower() == ".csv" else _mooncake_lines
     try:
         with file.open("rb") as content:
@@ -222,7 +225,7 @@ def _azure_rows(lines: Iterable[str]) -> Iterator[RecordedRequest]:
 
 
 def _milliseconds(text: str) -> float:
-    """A date and time, as 2023-11-16 18:15:46.6805900, or seconds."""
+    """Read a time in seconds, or a date and time such as 2023-11-16 18:15:46.6805900."""
     try:
         return float(text) * 1000
     except ValueError:

@@ -1,7 +1,7 @@
-"""Regret of a single decision: how all outcomes would differ if one request had gone to another instance.
+"""The regret of a single decision: how outcomes would differ if one request had gone to another instance.
 
 Enters: a trial and a request. Leaves: for each other instance, the difference that it makes. The one rule: the replay
-is the same up to the decision; that one choice is replaced, and then the policy continues by itself.
+is the same up to the decision. Then one choice is replaced, and after that the policy decides alone again.
 """
 
 import multiprocessing
@@ -21,19 +21,19 @@ from pointsman.render.text import text_table
 
 
 class Branch(msgspec.Struct, frozen=True):
-    """The outcome if the request goes to this instance."""
+    """The outcome if the request goes to one instance."""
 
     instance: str
     chosen: bool
-    """Whether the policy has chosen it."""
+    """Whether the policy has chosen this instance."""
     ttft_s: float
     """Time to the first token of the request."""
     tpot_s: float
     met: bool
     misses: int
-    """Missed objectives of all requests."""
+    """Number of requests that missed their objectives, among all requests."""
     ttft_mean_s: float
-    """Means over all served requests."""
+    """Mean time to the first token over all served requests."""
     latency_mean_s: float
 
 
@@ -41,13 +41,13 @@ class Regret(msgspec.Struct, frozen=True):
     request: int
     input_tokens: int
     cached: dict[str, int]
-    """Tokens of its prompt that each instance had cached."""
+    """Number of tokens of the prompt that each instance had cached."""
     branches: list[Branch]
-    """The policy's choice first, then the best first."""
+    """The policy's choice, then the other instances from best to worst."""
 
     @property
     def misses(self) -> int:
-        """Misses that the best alternative would have saved; 0 if the policy's choice is the best."""
+        """Number of misses that the best other instance would have saved. 0 if the policy's choice is the best."""
         return max(self.branches[0].misses - min(one.misses for one in self.branches), 0)
 
     def as_text(self) -> str:
@@ -89,7 +89,7 @@ def regret(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Regret:
-    """`request`: its number in the order of arrival, from 0."""
+    """The regret of one decision. `request` is the number of the request in the order of arrival, from 0."""
     own = _replayed(trial, None)
     if not 0 <= request < len(own.ended):
         raise PointsmanError(f"there is no request {request}; they are numbered from 0 to {len(own.ended) - 1:,}")

@@ -1,8 +1,8 @@
-"""A recording on the product's own plane, on virtual time.
+"""Replays a recording on the product's own plane, on virtual time.
 
-Enters: a recording, a fleet, a policy and a seed. Leaves: the outcome of each request, as soon as it has ended, and
-the state over time. The one rule: the dispatcher, the plugins, the strategies, the controller and the scaling are those
-of the product; nothing here decides anything.
+Enters: a recording, a fleet, a policy and a seed. Leaves: the outcome of each request as soon as it has ended, and
+the state over time. The one rule: the dispatcher, plugins, strategies, controller and scaling are those of the
+product. No code here decides anything.
 """
 
 from array import array
@@ -33,9 +33,9 @@ from pointsman.simulator.performance import Pace
 from pointsman.types import RequestMetadata
 
 START_LIMIT_S = 3600.0
-"""An instance that has not started by then counts as one that never starts."""
+"""Time limit for the start of instances. After it, the replay ends with an error."""
 DRAIN_LIMIT_S = 48 * 3600.0
-"""Time after the last arrival at which a replay gives up requests that have not ended."""
+"""Time limit for requests to end after the last arrival. After it, the replay ends with an error."""
 BINS = 240
 """Number of intervals of the time line."""
 SESSION_HEADER = "x-session-id"
@@ -44,7 +44,7 @@ _64_BITS = (1 << 64) - 1
 
 
 def faults_of(file: Path) -> FaultDocument:
-    """The faults and settings that a file lists, for a `ReplaySetting`."""
+    """Read the faults and settings in a file, for a `ReplaySetting`."""
     return read_faults(text_of(file), str(file))
 
 
@@ -54,24 +54,24 @@ class ReplaySetting(msgspec.Struct, frozen=True, kw_only=True):
     fleet: LabFleet
     load: ReplayLoad = ReplayLoad()
     deployment: str = ""
-    """The deployment whose policy is tried; empty: the only one."""
+    """The deployment whose policy is tried. Empty if there is only one deployment."""
     scrape_interval_s: float | None = 0.5
-    """Time between two readings of metrics; None: metrics are never read."""
+    """Time between two readings of metrics. None if metrics are never read."""
     scrape_delay_s: float = 0.01
     start_up_s: float = 1.0
-    """Duration of an instance's start."""
+    """How long an instance takes to start."""
     faults: FaultDocument | None = None
     """The faults, in seconds since the first arrival."""
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, gc=False):
-    """The outcome of one request; times in seconds since the first arrival."""
+    """The outcome of one request. Times are in seconds since the first arrival."""
 
     number: int
     at: float
-    """Time of its arrival."""
+    """Time at which the request arrived."""
     sent_at: float
-    """Time at which it was sent; nan if it never was. Likewise for the times below."""
+    """Time at which the request was sent. Nan if it was never sent. The times below are also nan if there is none."""
     first_at: float
     ended_at: float
     served: bool
@@ -86,7 +86,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per output token after the first; 0 for an answer of one token."""
+        """Mean time per output token after the first token. 0 for an answer with one token."""
         more = self.request.output_length - 1
         return (self.ended_at - self.first_at) / more if more > 0 else 0.0
 
@@ -96,40 +96,40 @@ class RequestOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class TimeLine(msgspec.Struct, frozen=True):
-    """The state at equal intervals."""
+    """The state of the replay at equal intervals."""
 
     bin_s: float
     waiting: list[int]
-    """Requests in the queues of the dispatchers."""
+    """Number of requests in the queues of the dispatchers."""
     running: list[int]
     replicas: list[int]
-    """Instances that take requests."""
+    """Number of instances that take requests."""
     load: dict[str, list[int]]
-    """Requests in flight, by instance."""
+    """Number of requests in flight, by instance."""
 
 
 class Replayed(msgspec.Struct, frozen=True):
     ended: list[RequestOutcome]
-    """Outcomes in the order of arrival; empty if a listener received them."""
+    """Outcomes in the order of arrival. Empty if a listener received the outcomes instead."""
     line: TimeLine
     seconds: float
-    """Time from the first arrival to the last end."""
+    """Time from the first arrival to the end of the last request."""
     gpu_hours: float
-    """GPU hours of all instances that were up in that time."""
+    """GPU hours of all instances that were up during this time."""
     errors: list[str]
     """Failures of the policy, and faults that could not be injected."""
 
 
 class Substitution(msgspec.Struct, frozen=True):
-    """One decision that is made in place of the policy."""
+    """One decision that replaces the policy's decision."""
 
     request: int
-    """The request, by its position in the order of arrival, from 0."""
+    """Position of the request in the order of arrival, from 0."""
     instance: str
 
 
 class SubstitutingRoute:
-    """A route without a choice for one request."""
+    """A route that has only one instance to choose for one request."""
 
     def __init__(self, route: Route, substitution: Substitution) -> None:
         self.name = route.name
@@ -165,7 +165,7 @@ class Player:
         """`ended` is called with the outcome of each request, in the order in which they end."""
         self._recording, self._setting, self._seed = recording, setting, seed
         self.paces: dict[str, Pace] = {}
-        """Requests in flight, by instance."""
+        """By instance: the pace that decides when the requests in flight get their tokens."""
         self.simulation = Simulation(
             setting.fleet.manifest(policy, setting.deployment),
             setting.fleet.workers(),
@@ -183,7 +183,7 @@ class Player:
         self._began = self._seconds = 0.0
         self._ended = ended
         self._open: dict[str, Arrival] = {}
-        """Requests that have arrived and have not ended."""
+        """Requests that have arrived but have not ended."""
         self._sessions = _Sessions(self) if setting.load.closed else None
         self._blocks: dict[str, int] = {}
         self._sampled = _Samples(self.simulation, setting.fleet.gpus)
@@ -194,7 +194,7 @@ class Player:
         return made
 
     def play(self, progress: Callable[[float], None] | None = None) -> Replayed:
-        """`progress`: called with the share of the recording that is done."""
+        """Play the whole recording. `progress` is called with the finished share of the recording."""
         self._wait_for_instances()
         survey, load = self._recording.survey(), self._setting.load
         self._sampled.begin(self._began, max(survey.seconds / (1.0 if load.clients else load.speed), 1.0) / BINS)
@@ -245,7 +245,7 @@ class Player:
         return by_model[name]
 
     def _block_size(self, lane: Lane) -> int:
-        """Tokens per block of the engines of a lane; 0 if they have no prefix cache."""
+        """Number of tokens per block in the engines of a lane. 0 if these engines have no prefix cache."""
         size = self._blocks.get(lane.name)
         if size is None:
             first = next((self.paces[str(one)] for one in lane.dispatcher.fleet.roster if str(one) in self.paces), None)
@@ -312,12 +312,12 @@ class Player:
 
 
 class _Sessions:
-    """A closed loop: the turns of a session one after the other."""
+    """A closed loop. It submits the turns of each session one after the other."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
         self._open: dict[str, list[Arrival]] = {}
-        """The turns that wait for the end of a turn in flight, by session."""
+        """By session: the turns that wait for the end of the turn in flight."""
         self._of: dict[str, str] = {}
         self._thinking = 0
 
@@ -393,23 +393,23 @@ class _Samples:
         return TimeLine(self._bin_s, self._waiting.tolist(), self._running.tolist(), self._replicas.tolist(), load)
 
     def gpu_hours(self, seconds: float) -> float:
-        """GPU hours until this time, in whole intervals."""
+        """GPU hours until this time, counted in whole intervals."""
         return sum(self._gpu_seconds[: max(int(seconds / self._bin_s), 1)]) / 3600
 
 
 def prompt_of(one: RecordedRequest) -> memoryview:
-    """Bytes in place of a prompt: four per token, equal where blocks are equal; empty if its blocks are unknown."""
+    """Bytes in place of a prompt: four per token. Equal blocks have equal bytes. Empty if the blocks are unknown."""
     try:
         names = array("Q", one.hash_ids)
     except OverflowError:
         names = array("Q", [block & _64_BITS for block in one.hash_ids])
-    # Every request has such a prompt, 50 KB on average: this writes it only once.
+    # Every request has such a prompt, 50 KB on average. This code writes its bytes only once.
     text = np.frombuffer(names, dtype=np.uint64).repeat(BLOCK_BYTES // 8)
     return text.data.cast("B")[: one.input_length * 4]
 
 
 def blocks_of(one: RecordedRequest, block_size: int) -> Sequence[int]:
-    """The names of its blocks, for an engine with blocks of this size."""
+    """The names of a request's blocks, for an engine whose blocks have this size."""
     if not block_size or not one.hash_ids or block_size == BLOCK_TOKENS:
         return one.hash_ids if block_size else ()
     if BLOCK_TOKENS % block_size == 0:
@@ -434,9 +434,9 @@ def replay(
     substitution: Substitution | None = None,
     ended: Callable[[RequestOutcome], None] | None = None,
 ) -> Replayed:
-    """Play a recording to a fleet that routes by this policy; None: by its manifest.
+    """Replay a recording on a fleet that routes by this policy. If `policy` is None, the fleet's manifest decides.
 
-    `ended` is called with the outcome of each request; then nothing is kept, however long the recording is.
+    If there is `ended`, it is called with the outcome of each request, and no outcomes are kept.
     """
     if ended is not None:
         return Player(recording, setting, policy, seed, ended, substitution).play(progress)

@@ -1,6 +1,6 @@
-"""Where requests come from: a file, or a generator for what has no recording.
+"""Sources of requests: a file, or a generator for traffic of which there is no recording.
 
-`generate:NAME?parameter=value&...` makes requests from a seed; the same text gives the same requests.
+`generate:NAME?parameter=value&...` makes requests from a seed. The same text always gives the same requests.
 """
 
 import math
@@ -19,37 +19,38 @@ GENERATE = "generate:"
 
 
 class Made(msgspec.Struct, frozen=True):
-    """Parameters of generators. Lengths are means."""
+    """Parameters for generators. Lengths are means."""
 
     rate: float = 5.0
-    """Requests per second; for conversations and agents, sessions per second."""
+    """Requests per second. For conversations and agents: sessions per second."""
     seconds: float = 600.0
     input: float = 2000.0
-    """Tokens of a prompt; for conversations, tokens that each turn adds."""
+    """Number of tokens in a prompt. For conversations: number of tokens that each turn adds."""
     output: float = 200.0
     seed: int = 0
     burst: float = 8.0
     """Factor on the rate in bursts."""
     period: float = 0.0
-    """Seconds of a burst and the pause after it (default 60), or of a day (default: the whole time)."""
+    """Seconds of a burst together with the pause after it (default 60). For `diurnal`: seconds of a day (default: the
+    whole time)."""
     prefixes: int = 20
-    """System prompts that requests share."""
+    """Number of system prompts that requests share."""
     prefix: float = 4096.0
-    """Tokens of a system prompt."""
+    """Number of tokens in a system prompt."""
     turns: float = 6.0
-    """Turns of a session, or tool calls in one run of an agent."""
+    """Number of turns in a session, or of tool calls in one run of an agent."""
     think: float = 20.0
-    """Seconds between an answer and the next turn; for agents, the duration of a tool call."""
+    """Seconds between an answer and the next turn. For agents: the duration of a tool call."""
     tenants: int = 1
 
 
 def _length(rng: random.Random, mean: float) -> int:
-    """A log-normal length, at least 1, as prompts and answers have."""
+    """A random length of at least 1. It is log-normal, as the lengths of prompts and answers are."""
     return max(1, round(mean * math.exp(rng.gauss(-0.32, 0.8))))
 
 
 def _times(rng: random.Random, made: Made, share: Callable[[float], float], most: float) -> Iterator[float]:
-    """Arrivals of a Poisson process whose rate is `share(t)` of the mean, at most `most`; in seconds."""
+    """Arrivals of a Poisson process, in seconds. Its rate is the mean rate times `share(t)`; `most` limits `share`."""
     at = 0.0
     while True:
         at += rng.expovariate(made.rate * most)
@@ -60,7 +61,7 @@ def _times(rng: random.Random, made: Made, share: Callable[[float], float], most
 
 
 class _Blocks:
-    """Names for blocks that no other request has."""
+    """Makes names for blocks that no other request has."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -91,7 +92,7 @@ def poisson(made: Made) -> Iterator[RecordedRequest]:
 
 
 def bursty(made: Made) -> Iterator[RecordedRequest]:
-    """Bursts at `burst` times the rate, with pauses between them that keep the mean rate."""
+    """Bursts at `burst` times the rate. Pauses between the bursts keep the mean rate."""
     period = made.period or 60.0
     return _single(made, lambda at: made.burst if at % period < period / made.burst else 0.0, max(made.burst, 1.0))
 
@@ -103,7 +104,10 @@ def diurnal(made: Made) -> Iterator[RecordedRequest]:
 
 
 def shared_prefixes(made: Made) -> Iterator[RecordedRequest]:
-    """A few system prompts, the first used most (Zipf), each followed by unique text."""
+    """Prompts that begin with one of a few system prompts and end with unique text.
+
+    The first system prompt is used most often (Zipf).
+    """
     rng, blocks = random.Random(made.seed), _Blocks()
     whole = max(1, round(made.prefix / BLOCK_TOKENS))
     prefixes = [blocks.fresh(whole * BLOCK_TOKENS) for _ in range(made.prefixes)]
@@ -115,12 +119,12 @@ def shared_prefixes(made: Made) -> Iterator[RecordedRequest]:
 
 
 def multi_turn(made: Made) -> Iterator[RecordedRequest]:
-    """Conversations: each prompt is the previous prompt, its answer, and a new message."""
+    """Conversations. Each prompt consists of the previous prompt, the answer to it, and a new message."""
     return _sessions(made, opening=made.input, adds=made.input / 2)
 
 
 def agents(made: Made) -> Iterator[RecordedRequest]:
-    """Runs of agents: a long shared system prompt, then tool calls whose results are appended."""
+    """Runs of agents. Each begins with a long shared system prompt. Then tool calls append their results."""
     return _sessions(made, opening=made.input, adds=made.input, shared=made.prefix)
 
 
@@ -134,7 +138,7 @@ def _sessions(made: Made, opening: float, adds: float, shared: float = 0.0) -> I
         tenant = f"tenant-{number % made.tenants + 1}" if made.tenants > 1 else ""
         for turn in range(turns):
             tokens += _length(rng, opening if turn == 0 else adds)
-            # The last block of a turn is partial: the next turn completes it, so the block gets another name there.
+            # The last block of a turn is partial. The next turn completes this block, and so gives it another name.
             held = held[: tokens // BLOCK_TOKENS]
             held += blocks.fresh(tokens - len(held) * BLOCK_TOKENS)
             output, think = _length(rng, made.output), rng.expovariate(1 / made.think)
@@ -161,7 +165,7 @@ GENERATORS: dict[str, Callable[[Made], Iterator[RecordedRequest]]] = {
 
 @lru_cache(maxsize=4)
 def recording_of(source: str, first: int | None = None) -> Recording:
-    """Read a file, or `generate:NAME?parameters`. `first`: only this many requests."""
+    """Read a file, or generate requests for `generate:NAME?parameters`. With `first`, only that many requests."""
     if not source.startswith(GENERATE):
         return recording_of_file(Path(source), first)
     name, _, query = source.removeprefix(GENERATE).partition("?")

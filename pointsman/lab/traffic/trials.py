@@ -1,7 +1,7 @@
-"""Many replays: on all cores, each done once, and kept by content.
+"""Runs many replays on all cores. Each is run once, and its figures are stored.
 
-Enters: trials, each a policy at a speed with a seed. Leaves: their figures. The one rule: a trial is kept by the hash
-of everything that its figures depend on: the recording, the policy with its code, the setting, and this package.
+Enters: trials, each a policy at a speed with a seed. Leaves: their figures. The one rule: figures are stored
+under a hash of everything on which they depend: the recording, the policy with its code, the setting, and this package.
 """
 
 import multiprocessing
@@ -24,19 +24,19 @@ from pointsman.routing.estimates import DEFAULT_PRICE_PER_GPU_HOUR
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One replay. Plain data: it may run in another process."""
+    """One replay. It is plain data, so that it can run in another process."""
 
     source: str
-    """A file, or a `generate:` text."""
+    """The path of a file, or a text that begins with `generate:`."""
     first: int | None = None
     policy: TriedPolicy | None
-    """None: the manifest without changes."""
+    """None if the manifest is used without changes."""
     setting: ReplaySetting
     seed: int = 0
     objectives: Objectives = Objectives()
     gpu_price: float = DEFAULT_PRICE_PER_GPU_HOUR
     name: str = ""
-    """The name in reports; empty: that of the policy."""
+    """The name in reports. Empty if the policy's name is used."""
 
     @property
     def label(self) -> str:
@@ -45,7 +45,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return "manifest" if self.policy is None else self.policy.name
 
     def run(self, progress: Callable[[float], None] | None = None) -> RunFigures:
-        """`progress` is called with the share that is done."""
+        """Run the replay. `progress` is called with the finished share."""
         counters = RunCounters(self.objectives)
         recording = recording_of(self.source, self.first)
         replayed = replay(recording, self.setting, self.policy, self.seed, progress, ended=counters.add)
@@ -58,7 +58,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def key(self) -> str:
-        """A hash of everything that the figures depend on."""
+        """A hash of everything on which the figures depend."""
         plan = self.setting.fleet.plan(self.policy, self.setting.deployment)
         recipes = [one.scheduling_recipe for one in plan.deployments]
         content = {
@@ -84,10 +84,10 @@ def package_digest() -> str:
 
 
 class TrialCache:
-    """Stored figures by their keys, one file each."""
+    """Stores figures by their keys, each in a file of its own."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None: nothing is stored."""
+        """If `folder` is None, nothing is stored."""
         self._folder = folder
 
     def get(self, key: str) -> RunFigures | None:
@@ -97,7 +97,7 @@ class TrialCache:
             return msgspec.json.decode((self._folder / f"{key}.json").read_bytes(), type=RunFigures)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError:  # the file was cut off while it was written
+        except msgspec.DecodeError:  # the file is incomplete: its writing was cut off
             return None
 
     def put(self, key: str, found: RunFigures) -> None:
@@ -121,8 +121,8 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 Progress: TypeAlias = Callable[[float, int, str], None]
-"""Called with the number of finished trials, plus the share of the running one if known; the number of all trials; and
-the label of the last one."""
+"""A function that is called with three values: the number of finished trials, plus the finished share of the running
+trial if it is known; the number of all trials; and the label of the last trial."""
 
 
 def run_trials(
@@ -131,7 +131,7 @@ def run_trials(
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> list[Finished]:
-    """The figures, in the order of the trials."""
+    """Run the trials that are not stored. Returns the figures of all trials, in the order of the trials."""
     done: dict[int, Finished] = {}
     keys = [trial.key() for trial in trials]
     for index, (trial, key) in enumerate(zip(trials, keys, strict=True)):
@@ -155,12 +155,12 @@ def run_trials(
 def _run(
     trials: Sequence[tuple[int, Trial]], processes: int | None, within: Callable[[Trial, float], None]
 ) -> Iterator[tuple[int, RunFigures]]:
-    """`within` is called with a trial and the share of it that is done, if trials run one after another."""
+    """Run trials. If they run one after another, `within` is called with a trial and its finished share."""
     workers = min(processes or os.cpu_count() or 1, len(trials))
     if workers <= 1:
         yield from ((index, trial.run(partial(within, trial))) for index, trial in trials)
         return
-    # Processes are spawned, not forked: the parent may have threads.
+    # Processes are spawned, not forked, because the parent may have threads.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(_run_one, trial): index for index, trial in trials}
         try:
