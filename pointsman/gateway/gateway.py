@@ -36,7 +36,6 @@ from pointsman.http.heads import COPIED_BYTES, HttpRequest
 from pointsman.http.pool import FEW
 from pointsman.parameters import host_and_port, is_loopback
 from pointsman.reasons import Reason
-from pointsman.routing.closing import LOOK_S
 from pointsman.routing.events import Arrived, DispatcherCommand, Outcome, Refusal
 from pointsman.routing.routes import DispatcherSettings
 from pointsman.runtimes.policy_runner import Watchdog
@@ -264,7 +263,7 @@ class Gateway:
         """Background work of the gateway, and of the plane behind it."""
         self.tasks.every(SWEEP, SWEEP_S, self._sweep)
         self._silences = SilenceWatch(self.traffic, self.upstream)
-        self.tasks.every("silent instances", LOOK_S, self._silences.look)
+        self.tasks.every("silent instances", self._silences.interval_s, self._silences.look)
         self.turns = LoopTurns()
         self.tasks.every("loop beat", self.turns.interval_s, self.turns.beat)
         self.history = RequestHistory(settings.keep_records, self.traffic, self.admission)

@@ -97,7 +97,7 @@ class GatewayMetrics:
             "closed_idle_connections", "Idle connections closed for new ones.", {(): gateway.clients.closed_idle}
         )
         page.histogram(
-            "loop_delay_seconds", "How late the event loop was, every 5 to 50 ms.", {(): gateway.turns.delay}
+            "loop_delay_seconds", "How late the event loop was, sampled every 5 to 200 ms.", {(): gateway.turns.delay}
         )
         page.histogram(
             "loop_busy_seconds", "Processor time of the event loop while it was late.", {(): gateway.turns.busy}

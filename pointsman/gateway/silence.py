@@ -10,7 +10,7 @@ from functools import partial
 from pointsman.gateway.upstream import Upstream
 from pointsman.http.client import Exchange, HttpClient, NoResponse, Reply
 from pointsman.reasons import Reason
-from pointsman.routing.closing import ANSWER_S, Silences
+from pointsman.routing.closing import ANSWER_S, IDLE_LOOK_S, LOOK_S, Silences
 from pointsman.routing.endpoints import ACCEPTS, IN_FLIGHT_REQUESTS, Endpoint
 from pointsman.routing.events import HeardAgain, Silenced
 from pointsman.runtimes.probes import authorization
@@ -32,12 +32,19 @@ class SilenceWatch:
         """Silences by deployment."""
         self._asked: dict[str, tuple[HttpClient, Exchange]] = {}
         """Probes in progress, by instance."""
+        self._is_idle = True
+        """Whether the last look found no instance with requests, no bytes and no silent instance."""
+
+    def interval_s(self) -> float:
+        """The time to the next look."""
+        return IDLE_LOOK_S if self._is_idle else LOOK_S
 
     def look(self) -> None:
         pools = self._upstream.pools
         heard = {name for name, pool in pools.items() if pool.is_heard}
         for name in heard:
             pools[name].is_heard = False
+        self._is_idle = not heard
         lanes = {lane.name: lane for lane in self._traffic.all_lanes()}
         for gone in self._of.keys() - lanes.keys():
             del self._of[gone]
@@ -46,6 +53,7 @@ class SilenceWatch:
             if silences is None:
                 silences = self._of[name] = Silences()
             if silences.is_active or lane.dispatcher.running or heard:
+                self._is_idle = False
                 self._look(lane, silences, heard)
 
     def _look(self, lane: Lane, silences: Silences, heard: set[str]) -> None:

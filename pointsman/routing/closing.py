@@ -37,8 +37,8 @@ from pointsman.routing.endpoints import close, reopen
 from pointsman.routing.events import DispatcherCommand, Failed, HeardAgain, Paused, Silenced
 from pointsman.routing.sending import Sender
 
-LOOK_S = 0.05
-"""Interval at which instances are looked at."""
+LOOK_S, IDLE_LOOK_S = 0.05, 0.2
+"""Intervals at which instances are looked at. The second applies while none has requests or sends bytes."""
 QUIET_S = 0.3
 """A busy instance is probed if no byte has come from it for this long."""
 MAX_QUIET_S = 1.0

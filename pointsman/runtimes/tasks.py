@@ -20,7 +20,7 @@ CALM_S = 30.0
 """A task that has run for this long without failing starts again with the first pause."""
 SHOWN_S = 300.0
 """How long `status` shows the last failure of a task that runs again."""
-BEAT_S, BUSY_BEAT_S = 0.05, 0.005
+BEAT_S, BUSY_BEAT_S = 0.2, 0.005
 """Intervals of measuring a loop. The second applies while the loop uses a quarter of a core or more."""
 TURN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0)
 

@@ -211,7 +211,7 @@ def test_a_busy_loop_is_measured_more_often() -> None:
     now = cpu = 0.0
     turns = LoopTurns(lambda: now, lambda: cpu)
     found = [turns.interval_s()]
-    for used_s in (0.04, 0.04, 0.004, 0.0, 0.0):
+    for used_s in (BEAT_S * 0.8, BEAT_S * 0.8, BUSY_BEAT_S * 0.8, 0.0, 0.0):
         now, cpu = now + found[-1], cpu + used_s
         found.append(turns.interval_s())
         turns.beat()
