@@ -80,7 +80,7 @@ class InstanceRow:
         return facts
 
     def in_words(self) -> str:
-        """The state of the instance and the reason. The reason is left out while the instance is only not ready yet."""
+        """The state of the instance and the reason. The reason is left out if it only says that it is not ready yet."""
         shown = self.reason and self._cause["code"] != "not-ready-yet"
         whole = sentence(self._cause["code"], self._facts(MAX_FACT_OF_FINAL))
         reason = whole if self.given_up else self.short_reason

@@ -110,7 +110,7 @@ class PooledFit(TimeFit):
 
 
 class OutputLengths:
-    """How long answers are: `longer[n]` of `longer[0]` answers have more than n * BIN tokens."""
+    """How long answers are: out of `longer[0]` answers, `longer[n]` have at least n * BIN tokens."""
 
     __slots__ = ("longer", "mean")
 

@@ -19,11 +19,11 @@ MAX_WEIGHED = 16
 """Maximum number of endpoints whose answers are examined one by one. Most decisions need only three."""
 LAST_BIN = BINS - 1
 IN_TIME = 0.97
-"""At this share of the objective for first tokens, a miss is as likely as not."""
+"""If the first token is expected at this share of its objective, a miss is as likely as not."""
 DOUBT = 0.06
 """The width of that uncertainty, as a share of the objective."""
 CERTAIN = 12.0
-"""Beyond this many of these widths, a miss is certain, or impossible."""
+"""Number of widths from that point beyond which a miss counts as certain, or as impossible."""
 SLACK = 0.8
 """The part of the slack per token that prompts may take; the rest is for unforeseen delays."""
 LATE_COUNTS = 0.2
@@ -98,7 +98,7 @@ class SloMissScorer:
     def _costs(self, outlook: LatencyOutlook, behind: Column, reading: Column, context: Column) -> Column:
         """The cost of each endpoint, without the harm to other requests."""
         unit, own_scale = outlook.usual_ttft_slo_ms, 1.0 / (DOUBT * outlook.ttft_slo_ms)
-        # If all endpoints are busy, some requests are late in any case. The longer those wait, the fewer are late.
+        # If all endpoints are busy, some requests are late whatever is done. If those wait longer, others are in time.
         wait = (self._wait + self._calm * (1.0 - outlook.busy) ** 3) / unit
         work, horizon = wait + self._work / unit, ROOM * unit
         start = IN_TIME / DOUBT - outlook.waited * own_scale
@@ -165,7 +165,7 @@ class SloMissScorer:
                 for at, misses, work in weighed
             ]
             cycle.trace.remarks += (partial(_remark, shown, outlook.ttft_slo_ms),)
-        # Only an idle endpoint may equal the best one without a computation of its harm.
+        # An endpoint whose harm was not computed may have the score of the best one only if it is idle.
         if isinstance(costs, list):
             scores: Column = [
                 1.0 if cost == best and not tokens else 1.0 / (1.0 + (cost - best if cost > best else 0.0) + 1e-6)
