@@ -106,7 +106,8 @@ def _closed_until(found: AnyRecord) -> dict[str, float]:
     each = list(found.reasons().items())
     for profile in () if found.trace is None else found.trace.profiles:
         each += [(str(one), why) for _, rejected in profile.stages for one, why in rejected]
-    return {name: why.facts["until"] for name, why in each if why.code in ("ejected", "paused")}
+    until = {name: why.facts.get("until") for name, why in each if why.code in ("ejected", "paused")}
+    return {name: at for name, at in until.items() if isinstance(at, float)}  # a user's filter may have these names too
 
 
 def newest_at(

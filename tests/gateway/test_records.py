@@ -8,8 +8,12 @@ import msgspec
 import pytest
 
 from pointsman.gateway.admission import NotAdmitted
+from pointsman.gateway.lookup import _closed_until
 from pointsman.gateway.records import MAX_DETAILED, RECORD_FILE, RecordFile, RequestHistory, StoredRecord, stored_of
 from pointsman.http.heads import HttpRequest
+from pointsman.reasons import Reason
+from pointsman.routing.records import Record
+from pointsman.selection.trace import ProfileTrace, Trace
 from tests.gateway.bed import Bed
 from tests.gateway.wire import chat
 
@@ -99,3 +103,11 @@ def test_strangers_do_not_displace_tenants(tenant: str, bed: Bed) -> None:
         error = NotAdmitted(401, "why", "x", tenant=tenant)
         assert history.note_refused(http, error, None, "m", f"r{number}") == f"r{number}"
     assert len(history.kept()) == (3000 if tenant else 1000)
+
+
+def test_a_filter_of_a_user_may_be_called_paused() -> None:
+    lunch = [("chat-0", Reason("paused", {"text": "at lunch"})), ("chat-1", Reason("paused", {"until": "noon"}))]
+    ours = [("chat-2", Reason("ejected", {"until": 12.5}))]
+    record = Record("r", "chat", 0, None, "", None, 1.0, 5)
+    record.trace = Trace((ProfileTrace("default", 3, [("paused", lunch), ("serving-filter", ours)]),))
+    assert _closed_until(record) == {"chat-2": 12.5}
